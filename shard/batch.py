@@ -1,0 +1,117 @@
+"""The ledger of a shard: batches, their sequences, the blocks they hold, and every check of the contract.
+
+Each message is read, checked whole against the ledger, and only then applied; what is refused has changed nothing.
+Decisions follow from the message and from state that all ranks share, so ranks never disagree. Knows nothing of the
+order of messages (`service.py`), of tensors, or of how tokens come about: it says what a step consists of, and is told
+what came of it.
+"""
+
+from collections.abc import Mapping
+
+from shard.blocks import Blocks
+from shard.change import Change, Chunk, Members, Step
+from shard.errors import Malformed, Refused
+from shard.pb import shard_pb2 as pb
+from shard.sequence import Limits, Sequence, read_sequences
+
+__all__ = ["Chunk", "Ledger", "Malformed", "Refused", "Step"]
+
+
+class Ledger:
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.blocks = Blocks(16, 0)
+        self.batches: dict[int, Members] = {}
+        self.sequences: Members = {}
+        self.loaded: dict[int, set[int]] = {pb.KIND_ADAPTER: set(), pb.KIND_GRAMMAR: set()}
+        self.max_chunk_tokens = 0
+        self.max_decodes = 0
+
+    def warmup(self, request: pb.WarmupRequest, num_blocks: int) -> None:
+        """Size cache and steps, once; `num_blocks` is the most that fit."""
+        size, most = request.block_size, request.max_cache_tokens
+        if not size or size % 16:
+            raise Malformed(f"block_size must be a multiple of 16, got {size}")
+        if not request.max_prefill_tokens or not request.max_batch_size:
+            raise Malformed("max_prefill_tokens and max_batch_size must be at least 1")
+        if request.max_total_tokens > self.limits.max_positions:
+            raise Malformed(f"max_total_tokens must be at most {self.limits.max_positions}, which is what the model "
+                            f"holds, got {request.max_total_tokens}")
+        if 0 < most < size:
+            raise Malformed(f"max_cache_tokens must be at least one block of {size}, got {most}")
+        if self.blocks.count:
+            raise Refused("warm-up was done before")
+        self.blocks = Blocks(size, min(num_blocks, most // size) if most else num_blocks)
+        self.max_chunk_tokens, self.max_decodes = request.max_prefill_tokens, request.max_batch_size
+
+    def reset(self) -> None:
+        self.blocks = Blocks(self.blocks.size, self.blocks.count)
+        self.batches.clear()
+        self.sequences.clear()
+
+    def load(self, request: pb.LoadRequest) -> None:
+        if request.kind not in self.loaded or not request.id:
+            raise Malformed("a Load names a kind and an id other than 0")
+        self.loaded[request.kind].add(request.id)
+
+    def unload(self, request: pb.UnloadRequest) -> None:
+        if request.id not in self.loaded.get(request.kind, ()):
+            raise Refused(f"{request.id} is not loaded")
+        self.loaded[request.kind].remove(request.id)
+
+    def filter(self, request: pb.FilterRequest) -> None:
+        if not request.HasField("keep"):
+            raise Malformed("a Filter says what to keep")
+        change = Change(self, request.batch)
+        change.keep(request.keep.sequences)
+        change.apply()
+
+    def concat(self, request: pb.ConcatRequest) -> None:
+        if not request.batches:
+            raise Malformed("a Concat names batches")
+        change = Change(self, request.batches[0])
+        change.join(request.batches[1:])
+        change.apply()
+
+    def prefill(self, request: pb.PrefillRequest) -> Step:
+        """The step is under way from here on; `finish` tells what came of it."""
+        if request.alongside and not self.limits.mixed_steps:
+            raise Refused("this shard runs no mixed steps")
+        change = Change(self, request.batch)
+        change.ride(request)
+        if request.alongside:
+            change.decode()
+        change.enter(read_sequences(request.sequences, self.limits, self.blocks.size, self.blocks.count))
+        change.run(request.chunks)
+        return change.apply_step()
+
+    def decode(self, request: pb.DecodeRequest) -> Step:
+        change = Change(self, request.batch)
+        change.ride(request)
+        change.decode()
+        return change.apply_step()
+
+    def room(self, sequence: Sequence) -> int:
+        """How many tokens a decode may yield for it: what it writes must fit into the model."""
+        return min(self.limits.tokens_per_step, self.limits.max_positions + 1 - len(sequence.tokens))
+
+    def finish(self, step: Step, yielded: Mapping[int, list[int]], failures: Mapping[int, pb.Failure]) -> None:
+        """Whoever the step could yield tokens for has some in `yielded`, or is among the failures."""
+        for chunk in step.chunks:
+            chunk.sequence.failure = failures.get(chunk.sequence.id)
+            self._advance(chunk.sequence, chunk.end)
+        for sequence in step.yielding:
+            sequence.failure = failures.get(sequence.id)
+            if sequence.failure is None:
+                tokens = yielded[sequence.id]
+                assert tokens
+                sequence.tokens += tokens
+                self._advance(sequence, len(sequence.tokens) - 1)
+
+    def _advance(self, sequence: Sequence, computed: int) -> None:
+        """What a sequence computed while it failed is never shared."""
+        size = self.blocks.size
+        before, after = sequence.computed // size, computed // size
+        if after > before and sequence.failure is None:
+            self.blocks.fill(sequence.blocks[before:after])
+        sequence.computed = computed

@@ -1,0 +1,71 @@
+"""Every setting of a shard: default, bound, help. Flags, environment names and docs/configuration.md come from here.
+
+Knows nothing of how a setting is given. A shard is started with all of it as one JSON object.
+"""
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from shard.faults import Faults
+
+
+def setting(default: Any, help_text: str, *, low: float | None = None) -> Any:
+    return field(default=default, metadata={"help": help_text, "low": low, "high": None, "choices": ()})
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedConfig:
+    """A model that does not exist: its size, its speed, and what goes wrong with it."""
+
+    vocabulary_size: int = setting(512, "Width of the logits; 256 bytes and the end token are used.", low=257)
+    max_positions: int = setting(16384, "The most tokens, prompt and generated, in one sequence.", low=2)
+    num_blocks: int = setting(4096, "The most cache blocks that fit.", low=1)
+    tokens_per_step: int = setting(1, "The most tokens that a step yields for one sequence.", low=1)
+    mixed_steps: bool = setting(True, "Whether prompts may run in the same step as decodes.")
+    adapters: bool = setting(True, "Whether adapters can be loaded.")
+    grammars: bool = setting(True, "Whether grammars can be loaded.")
+    seconds_per_step: float = setting(0.02, "Time of a step, whatever it holds.", low=0)
+    seconds_per_row: float = setting(0.0002, "Time for every sequence in a step.", low=0)
+    seconds_per_chunk_token: float = setting(0.00005, "Time for every prompt token that a step runs.", low=0)
+    seconds_per_place: float = setting(1e-7, "Time for every cache place that a step reads.", low=0)
+    mean_output_length: float = setting(
+        0.0, "Mean number of tokens until a sequence ends by itself; 0: it never does.", low=0)
+    seed: int = setting(0, "Another seed, other answers.", low=0)
+    time_scale: float = setting(1.0, "How much of a step's time is slept; 0: none.", low=0)
+    faults: str = setting("", "What goes wrong, such as `die@decode:5;slow@prefill:2:0.5;poison@7`.")
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        Faults(self.faults)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardConfig:
+    socket: str = setting("", "Address to listen on, such as unix:/path/shard.sock.")
+    rank: int = setting(0, "Which of the model's shards this is.", low=0)
+    world_size: int = setting(1, "How many shards share the model.", low=1)
+    gap_timeout: float = setting(
+        10.0, "Seconds that an early message is held back before the missing one counts as lost.", low=0)
+    router_grace: float = setting(60.0, "Seconds that a shard outlives the router that it once had.", low=0)
+    ready_fd: int = setting(-1, "Descriptor that gets the line `ready` once the shard listens; -1: none.")
+    parent_fd: int = setting(-1, "Descriptor whose end-of-file says that the parent is gone; -1: none.")
+    step_log: str = setting("", "File that gets begin and end of every step, for benchmarks; empty: none.")
+    simulated: SimulatedConfig = field(default_factory=SimulatedConfig)
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank must be below world_size ({self.world_size}), got {self.rank}")
+
+    @classmethod
+    def from_json(cls, text: str) -> "ShardConfig":
+        given = json.loads(text)
+        return cls(**{**given, "simulated": SimulatedConfig(**given.get("simulated", {}))})
+
+
+def check_bounds(config: Any) -> None:
+    for item in fields(config):
+        value, low = getattr(config, item.name), item.metadata.get("low")
+        if low is not None and not value >= low:
+            raise ValueError(f"{item.name} must be at least {low}, got {value}")

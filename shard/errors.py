@@ -1,0 +1,9 @@
+"""Why a message is not applied. Whatever else a worker raises is a step that failed."""
+
+
+class Malformed(Exception):
+    """The message makes no sense, whatever the shard's state."""
+
+
+class Refused(Exception):
+    """The message does not fit the shard's state."""

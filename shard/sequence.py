@@ -1,0 +1,133 @@
+"""One sequence as a shard sees it, and how sequences are read from the columns of a message.
+
+Everything that can be said of newcomers without looking at what the shard holds is checked here. Knows nothing of
+batches or steps.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from math import isfinite
+from typing import Any, TypeVar
+
+from shard.errors import Malformed
+from shard.pb import shard_pb2 as pb
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What no message may exceed."""
+
+    vocabulary_size: int
+    max_positions: int
+    tokens_per_step: int
+    mixed_steps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. Field by field the columns of `Sampling` in proto/shard.proto."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 0.0
+    typical_p: float = 0.0
+    repetition_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    watermark: bool = False
+    top_n_tokens: int = 0
+    raw_logprobs: bool = False
+
+
+@dataclass(slots=True)
+class Sequence:
+    id: int
+    tokens: list[int]  # prompt and generated, the last one included
+    num_prompt_tokens: int
+    num_given: int  # how many tokens it came with; it is ready when all of them are computed
+    computed: int  # how many of its tokens stand in the cache
+    num_cached: int  # how many stood there when it came
+    blocks: list[int]
+    key: int
+    sampling: Sampling
+    prompt_logprobs: bool
+    adapter: int
+    grammar: int
+    failure: pb.Failure | None = None  # once it failed it yields nothing any more
+    memory: Any = field(default=None, compare=False, repr=False)  # what the worker keeps with it
+
+    @property
+    def ready(self) -> bool:
+        return self.computed >= self.num_given
+
+
+def column(values: Iterable[Value], num_rows: int, default: Value, name: str) -> list[Value]:
+    """One entry per row, or none at all and then the default for every row."""
+    entries = list(values) or [default] * num_rows
+    if len(entries) != num_rows:
+        raise Malformed(f"{name} has {len(entries)} entries for {num_rows} rows")
+    return entries
+
+
+def ragged(values: Iterable[Value], counts: list[int], name: str) -> list[list[Value]]:
+    """The rows' values, which stand one after the other."""
+    flat, ends = list(values), [0, *accumulate(counts)]
+    if len(flat) != ends[-1]:
+        raise Malformed(f"{name} has {len(flat)} entries, the counts say {ends[-1]}")
+    return [flat[start:end] for start, end in pairwise(ends)]
+
+
+def distinct(values: Iterable[int], name: str) -> list[int]:
+    entries = list(values)
+    if len(set(entries)) != len(entries):
+        raise Malformed(f"{name} are named twice")
+    return entries
+
+
+def read_sequences(message: pb.Sequences, limits: Limits, block_size: int, num_blocks: int) -> list[Sequence]:
+    ids = distinct(message.ids, "sequences")
+    num_tokens = column(message.num_tokens, len(ids), 0, "num_tokens")
+    tokens = ragged(message.tokens, num_tokens, "tokens")
+    blocks = ragged(message.blocks, column(message.num_blocks, len(ids), 0, "num_blocks"), "blocks")
+    cached = column(message.num_cached, len(ids), 0, "num_cached")
+    rows = zip(
+        ids, tokens, column(message.num_prompt_tokens or num_tokens, len(ids), 0, "num_prompt_tokens"), num_tokens,
+        cached, cached, blocks, column(message.keys, len(ids), 0, "keys"), read_sampling(message.sampling, len(ids)),
+        column(message.prompt_logprobs, len(ids), False, "prompt_logprobs"),
+        column(message.adapters, len(ids), 0, "adapters"), column(message.grammars, len(ids), 0, "grammars"),
+        strict=True)
+    sequences = [Sequence(*row) for row in rows]
+    for sequence in sequences:
+        _check(sequence, limits, block_size, num_blocks)
+    return sequences
+
+
+def read_sampling(message: pb.Sampling, num_rows: int) -> list[Sampling]:
+    plain = Sampling()
+    columns = {name: column(getattr(message, name), num_rows, getattr(plain, name), name)
+               for name in Sampling.__dataclass_fields__}
+    for name, entries in columns.items():
+        if not all(map(isfinite, entries)) or (name != "frequency_penalty" and min(entries, default=0) < 0):
+            raise Malformed(f"{name} has an entry that is negative or not a number")
+    return [Sampling(*row) for row in zip(*columns.values(), strict=True)]
+
+
+def _check(sequence: Sequence, limits: Limits, block_size: int, num_blocks: int) -> None:
+    length, blocks = sequence.num_given, sequence.blocks
+    wrongs = {
+        "has no tokens": not length,
+        f"has {length} tokens, the model holds {limits.max_positions}": length > limits.max_positions,
+        "has a token outside the vocabulary": max(sequence.tokens, default=0) >= limits.vocabulary_size,
+        "has a prompt of no tokens or of more than it has": not 0 < sequence.num_prompt_tokens <= length,
+        "is cached to its last token or beyond": sequence.num_cached >= length,
+        "is cached to the middle of a block": sequence.num_cached % block_size != 0,
+        "wants prompt logprobs of cached tokens": sequence.prompt_logprobs and sequence.num_cached > 0,
+        "has too few blocks for its tokens": len(blocks) * block_size < length,
+        "names a block twice": len(set(blocks)) != len(blocks),
+        "names a block that does not exist": max(blocks, default=0) >= num_blocks,
+    }
+    for wrong, found in wrongs.items():
+        if found:
+            raise Malformed(f"sequence {sequence.id} {wrong}")

@@ -1,0 +1,269 @@
+"""A worker without a model: it keeps the ledger, answers by a fixed rule, and takes the time that a cost model says.
+
+It is loud where a real worker would be quietly wrong: when a sequence reads cache places that hold another's tokens or
+nothing, or comes back with tokens that it never said, the step fails. Scripted faults make it die, hang or lie. Knows
+nothing of the wire: it takes messages and returns answers, and sleeps only through the function it is given.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain, repeat
+from threading import TIMEOUT_MAX, Event
+from time import monotonic
+
+from shard.batch import Chunk, Ledger, Refused, Step
+from shard.config import ShardConfig
+from shard.faults import Fault, Faults
+from shard.pb import shard_pb2 as pb
+from shard.sequence import Limits, Sequence
+from shard.tale import BLANK, NUM_TOKENS, Cache, MixUp, Tale, Trace
+
+NOBODY = 2**63 + 1  # a sequence that no router ever named
+ADAPTER_BYTES = 2**20
+FOREVER = TIMEOUT_MAX
+
+Said = tuple[list[int], list[float]]  # tokens and their logprobs
+
+
+class StepError(Exception):
+    """A step that was told to fail."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """What the worker keeps with a sequence."""
+
+    tale: Tale
+    trace: Trace
+    poison: Fault | None
+
+
+def leave() -> None:
+    """End the process at once, as a crash does."""
+    os._exit(70)
+
+
+class SimulatedWorker:
+    def __init__(self, config: ShardConfig, sleep: Callable[[float], object] | None = None,
+                 exit: Callable[[], object] = leave) -> None:  # noqa: A002 - what it does
+        """`sleep` is called with the seconds of every step, and with FOREVER by a worker that hangs."""
+        self._rank, self._world_size = config.rank, config.world_size
+        self._model = config.simulated
+        self._closed = Event()
+        self._sleep = sleep or self._doze
+        self._began = 0.0
+        self._exit = exit
+        self._epoch = 0
+        self._warmup: pb.WarmupAnswer | None = None
+        self._cache: Cache = []
+        self._late: dict[tuple[int, int], float] = {}
+        self.faults = Faults(self._model.faults)
+        self.ledger = Ledger(Limits(self._model.vocabulary_size, self._model.max_positions,
+                                    self._model.tokens_per_step, self._model.mixed_steps))
+
+    def close(self) -> None:
+        """Wake up whatever hangs or sleeps, for good."""
+        self._closed.set()
+
+    def info(self) -> pb.InfoAnswer:
+        model, loaded = self._model, self.ledger.loaded
+        return pb.InfoAnswer(
+            model="simulated", device="cpu", dtype="float32", rank=self._rank, world_size=self._world_size,
+            epoch=self._epoch, vocabulary_size=model.vocabulary_size, max_positions=model.max_positions,
+            tokens_per_step=model.tokens_per_step, mixed_steps=model.mixed_steps, exact=True, adapters=model.adapters,
+            grammars=model.grammars, loaded_adapters=sorted(loaded[pb.KIND_ADAPTER]),
+            loaded_grammars=sorted(loaded[pb.KIND_GRAMMAR]), warmup=self._warmup)
+
+    def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
+        self._strike("warmup")
+        self.ledger.warmup(request, self._model.num_blocks)
+        blocks, answer = self.ledger.blocks, pb.WarmupAnswer()
+        answer.block_size, answer.num_blocks = blocks.size, blocks.count
+        rows, tokens, length = request.max_batch_size, request.max_prefill_tokens, max(request.max_total_tokens, 1)
+        for load in ((1, 0, 1), (rows, 0, rows), (rows, 0, rows * length), (1, tokens, tokens), (2, tokens, tokens)):
+            for name, value in zip(("rows", "chunk_tokens", "context"), load, strict=True):
+                getattr(answer, name).append(value)
+            answer.seconds.append(self._seconds(*load))
+        self._cache, self._warmup = [None] * blocks.count, answer
+        return answer
+
+    def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
+        self._strike("reset")
+        self.ledger.reset()
+        self._cache = [None] * len(self._cache)
+        self._epoch = request.epoch
+        return pb.ResetAnswer(epoch=request.epoch)
+
+    def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer:
+        faults = self._strike("prefill")
+        return self._run(request, self.ledger.prefill(request), faults)
+
+    def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer:
+        faults = self._strike("decode")
+        return self._run(request, self.ledger.decode(request), faults)
+
+    def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:
+        self._strike("filter")
+        self.ledger.filter(request)
+        return pb.Acknowledgement(epoch=request.epoch, order=request.order)
+
+    def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement:
+        self._strike("concat")
+        self.ledger.concat(request)
+        return pb.Acknowledgement(epoch=request.epoch, order=request.order)
+
+    def load(self, request: pb.LoadRequest) -> pb.LoadAnswer:
+        self._strike("load")
+        if not {pb.KIND_ADAPTER: self._model.adapters, pb.KIND_GRAMMAR: self._model.grammars}.get(request.kind, True):
+            raise Refused(f"this shard takes no {pb.Kind.Name(request.kind)}")
+        self.ledger.load(request)
+        return pb.LoadAnswer(bytes=ADAPTER_BYTES if request.kind == pb.KIND_ADAPTER else len(request.source))
+
+    def unload(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
+        self._strike("unload")
+        self.ledger.unload(request)
+        return pb.UnloadAnswer()
+
+    def lateness(self, epoch: int, order: int) -> float:
+        """Seconds by which the answer to this message is to be kept back, once."""
+        return self._late.pop((epoch, order), 0.0)
+
+    def _strike(self, verb: str) -> dict[str, str]:
+        """Suffer what befalls a call before it does anything; returns what is left, kind to argument."""
+        faults = {fault.kind: fault.argument for fault in self.faults.strike(verb)}
+        if "die" in faults:
+            self._exit()
+        if "hang" in faults:
+            self._sleep(FOREVER)
+        if "refuse" in faults:
+            raise Refused("told to refuse")
+        if "step_error" in faults:
+            raise StepError("told to fail")
+        return faults
+
+    def _run(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step, faults: dict[str, str]) -> pb.StepAnswer:
+        self._began, sequences = monotonic(), step.sequences
+        for sequence in sequences:
+            self._meet(sequence)
+        took, extra = self._seconds_of(step), float(faults.get("slow", 0.0))
+        answer = pb.StepAnswer(epoch=request.epoch, order=request.order, forward_seconds=took + extra)
+        failures = self._failures(sequences, faults)
+        prompts = self._prompt_logprobs([chunk for chunk in step.chunks if chunk.sequence.id not in failures])
+        said = {sequence.id: self._speak(sequence) for sequence in step.yielding}
+        self.ledger.finish(step, {i: tokens for i, (tokens, _) in said.items()}, failures)
+        self._use_cache(sequences)
+        if self._rank == 0:
+            write_rows(answer, step, said)
+            write_prompts(answer, prompts)
+            spoil(answer, faults.get("wrong", ""), self._model.vocabulary_size)
+        if "late" in faults:
+            self._late[request.epoch, request.order] = float(faults["late"])
+        if (seconds := took * self._model.time_scale + extra) > 0.0:
+            self._sleep(seconds)
+        return answer
+
+    def _doze(self, seconds: float) -> None:
+        """Let a step take its time, what was worked on it included, unless the worker is closed."""
+        self._closed.wait(max(0.0, min(seconds - (monotonic() - self._began), FOREVER)))
+
+    def _meet(self, sequence: Sequence) -> None:
+        """Make sure that it is known, that it is who it says, and that it does no harm."""
+        if sequence.memory is None:
+            tale = Tale(sequence, self._model.seed, self._model.mean_output_length)
+            said = sequence.tokens[sequence.num_prompt_tokens:]
+            if said != [tale.token(index) for index in range(len(said))]:
+                raise MixUp(f"sequence {sequence.id} came with tokens that it never said")
+            sequence.memory = Memory(tale, Trace(sequence, self.ledger.blocks.size), self._poison_in(sequence))
+        if sequence.memory.poison is not None:
+            sequence.memory.poison.fired = True
+            raise StepError(f"sequence {sequence.id} is poisonous")
+
+    def _poison_in(self, sequence: Sequence) -> Fault | None:
+        prompt = sequence.tokens[:sequence.num_prompt_tokens]
+        return next((fault for fault in self.faults if fault.kind == "poison" and int(fault.argument) in prompt), None)
+
+    def _speak(self, sequence: Sequence) -> Said:
+        tale: Tale = sequence.memory.tale
+        index = len(sequence.tokens) - sequence.num_prompt_tokens
+        return tale.say(index, self.ledger.room(sequence) if sequence.ready else 1)
+
+    def _failures(self, sequences: list[Sequence], faults: dict[str, str]) -> dict[int, pb.Failure]:
+        if "fail_sequence" not in faults or not sequences:
+            return {}
+        return {sequences[int(faults["fail_sequence"]) % len(sequences)].id: pb.NON_FINITE}
+
+    def _prompt_logprobs(self, chunks: list[Chunk]) -> dict[int, tuple[int, list[float]]]:
+        """Per sequence that asked: the index of the first token, and the values."""
+        return {chunk.sequence.id: (chunk.start + 1, chunk.sequence.memory.trace.prompt_logprobs(
+            chunk.sequence, chunk.end)) for chunk in chunks if chunk.sequence.prompt_logprobs}
+
+    def _use_cache(self, sequences: list[Sequence]) -> None:
+        """As in a forward pass: everything of the step is written before anything is read."""
+        for sequence in sequences:
+            sequence.memory.trace.write(sequence, self._cache)
+        for sequence in sequences:
+            sequence.memory.trace.read(sequence, self._cache)
+
+    def _seconds_of(self, step: Step) -> float:
+        """A row for everybody who takes part; who decodes reads a place for every token."""
+        context = sum(len(s.tokens) for s in step.decodes) + sum(chunk.end for chunk in step.chunks)
+        rows = len(step.decodes) + len(step.chunks)
+        return self._seconds(rows, sum(chunk.length for chunk in step.chunks), context)
+
+    def _seconds(self, rows: int, chunk_tokens: int, context: int) -> float:
+        model = self._model
+        return (model.seconds_per_step + model.seconds_per_row * rows + model.seconds_per_chunk_token * chunk_tokens
+                + model.seconds_per_place * context)
+
+
+def write_rows(answer: pb.StepAnswer, step: Step, said: dict[int, Said]) -> None:
+    rows = [sequence for sequence in step.yielding if sequence.failure is None]
+    tokens = [said[sequence.id][0] for sequence in rows]
+    counts = list(map(len, tokens))
+    answer.sequences.extend([sequence.id for sequence in rows])
+    if max(counts, default=1) > 1:
+        answer.num_tokens.extend(counts)
+    answer.tokens.extend(chain.from_iterable(tokens))
+    answer.logprobs.extend(chain.from_iterable([said[sequence.id][1] for sequence in rows]))
+    wanted = [sequence.sampling.top_n_tokens for sequence in rows]
+    if any(wanted):
+        write_top_tokens(answer, list(chain.from_iterable(map(repeat, wanted, counts))))
+    failed = step.failed + [sequence for sequence in step.sequences if sequence.failure is not None]
+    answer.failed.extend([sequence.id for sequence in failed])
+    answer.failures.extend([sequence.failure or pb.FAILURE_UNSPECIFIED for sequence in failed])
+
+
+def write_top_tokens(answer: pb.StepAnswer, counts: list[int]) -> None:
+    """The chosen token is always the best, its neighbours follow, each a little less likely."""
+    for token, logprob, wanted in zip(answer.tokens, answer.logprobs, counts, strict=True):
+        count = min(wanted, NUM_TOKENS)
+        answer.num_top_tokens.append(count)
+        answer.top_tokens.extend([(token + i) % NUM_TOKENS for i in range(count)])
+        answer.top_logprobs.extend([logprob - i / 4 for i in range(count)])
+
+
+def write_prompts(answer: pb.StepAnswer, prompts: dict[int, tuple[int, list[float]]]) -> None:
+    for sequence, (start, logprobs) in prompts.items():
+        if logprobs:
+            answer.prompt_sequences.append(sequence)
+            answer.prompt_starts.append(start)
+            answer.num_prompt_logprobs.append(len(logprobs))
+            answer.prompt_logprobs.extend(logprobs)
+
+
+def spoil(answer: pb.StepAnswer, wrong: str, vocabulary_size: int) -> None:
+    """Make the answer one that no router may believe."""
+    if wrong == "unknown":
+        answer.sequences.append(NOBODY)
+        if answer.num_tokens:
+            answer.num_tokens.append(1)
+        answer.tokens.append(BLANK)
+        answer.logprobs.append(-1.0)
+    elif wrong == "missing" and answer.sequences:
+        count = answer.num_tokens.pop() if answer.num_tokens else 1
+        del answer.sequences[-1], answer.tokens[-count:], answer.logprobs[-count:]
+    elif wrong == "token" and answer.tokens:
+        answer.tokens[0] = vocabulary_size
+    elif wrong == "count":
+        answer.tokens.append(BLANK)

@@ -1,0 +1,34 @@
+"""When each step began and ended, for whoever measures how busy a shard is. Knows nothing of what a step does."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from struct import pack
+from time import monotonic
+from typing import Any, BinaryIO, TypeVar
+
+Answer = TypeVar("Answer")
+RunStep = Callable[[Callable[[Any], Any], Any], Any]  # calls a verb with a request
+
+
+def untimed(verb: Callable[[Any], Answer], request: Any) -> Answer:
+    return verb(request)
+
+
+def timed(file: BinaryIO, verb: Callable[[Any], Answer], request: Any) -> Answer:
+    """Adds begin and end to the file: two doubles, seconds of the system's monotonic clock."""
+    begin = monotonic()
+    try:
+        return verb(request)
+    finally:
+        file.write(pack("dd", begin, monotonic()))
+
+
+@contextmanager
+def timing(path: str) -> Iterator[RunStep]:
+    """How steps are to be run so that their times are found in the file; without a path nothing is timed."""
+    if not path:
+        yield untimed
+        return
+    with open(path, "wb", buffering=0) as file:
+        yield partial(timed, file)

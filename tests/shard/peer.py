@@ -1,0 +1,109 @@
+"""The router's end of a shard that listens in this process, for tests over real gRPC."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from shard.config import ShardConfig, SimulatedConfig
+from shard.pb import shard_pb2 as pb
+from shard.pb.shard_pb2_grpc import ShardStub
+from shard.server import OPTIONS, Presence, listening
+from shard.service import ShardService
+from tests.shard.messages import WARMUP
+
+METHODS = {pb.PrefillRequest: "Prefill", pb.DecodeRequest: "Decode", pb.FilterRequest: "Filter",
+           pb.ConcatRequest: "Concat"}
+
+
+class Calls(Counter[str]):
+    """Counts calls and tells who waits for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = asyncio.Event()
+
+    def __setitem__(self, verb: str, count: int) -> None:
+        super().__setitem__(verb, count)
+        self._changed.set()
+
+    async def reach(self, verb: str, count: int) -> None:
+        while self[verb] < count:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class Peer:
+    """Numbers messages as the contract asks."""
+
+    def __init__(self, service: ShardService, stub: Any) -> None:
+        self.worker: Any = service.worker
+        self.service, self.stub = service, stub
+        self.calls = service.calls = Calls()
+        self.epoch = self.order = 0
+
+    async def start(self) -> "Peer":
+        await self.stub.Warmup(WARMUP)
+        await self.reset()
+        return self
+
+    async def reset(self) -> None:
+        self.epoch, self.order = self.epoch + 1, 0
+        await self.stub.Reset(pb.ResetRequest(epoch=self.epoch))
+
+    def send(self, message: Any, order: int | None = None, epoch: int | None = None) -> Any:
+        """An awaitable answer; the message is on its way at once."""
+        if order is None:
+            order = self.order = self.order + 1
+        message.epoch, message.order = self.epoch if epoch is None else epoch, order
+        return getattr(self.stub, METHODS[type(message)])(message)
+
+    async def early(self, message: Any, order: int) -> Any:
+        """The same, once it has arrived."""
+        verb = METHODS[type(message)]
+        call, count = self.send(message, order), self.calls[verb]
+        await self.calls.reach(verb, count + 1)
+        return call
+
+    async def code(self, message: Any, **numbers: int) -> grpc.StatusCode:
+        return await code_of(self.send(message, **numbers))
+
+    def state(self) -> str:
+        """All that ranks must agree on."""
+        ledger = self.worker.ledger
+        return f"{ledger.batches} {ledger.blocks.num_holders} {ledger.blocks.full}"
+
+
+async def code_of(call: Awaitable[Any]) -> grpc.StatusCode:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+@asynccontextmanager
+async def listen(worker: Any, config: ShardConfig) -> AsyncIterator[Peer]:
+    service = ShardService(worker, config.gap_timeout, getattr(worker, "lateness", lambda *_: 0.0))
+    async with (listening(config.socket, service, Presence(60.0, lambda: None)),
+                grpc.aio.insecure_channel(config.socket, options=OPTIONS) as channel):
+        yield Peer(service, ShardStub(channel))
+
+
+def play(make_worker: Callable[[ShardConfig], Any], folder: Path, story: Callable[..., Awaitable[None]], *,
+         ranks: int = 1, gap_timeout: float = 30.0, fresh: bool = False, **model: Any) -> None:
+    """Tell a story to as many shards; unless `fresh` they are warmed up and in epoch 1."""
+    async def told() -> None:
+        async with AsyncExitStack() as stack:
+            peers = []
+            for rank in range(ranks):
+                config = ShardConfig(f"unix:{folder}/{rank}", rank, ranks, gap_timeout,
+                                     simulated=SimulatedConfig(time_scale=0.0, num_blocks=32, **model))
+                peer = await stack.enter_async_context(listen(make_worker(config), config))
+                peers.append(peer if fresh else await peer.start())
+            await story(*peers)
+    asyncio.run(told())

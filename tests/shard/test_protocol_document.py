@@ -1,0 +1,48 @@
+"""The client at the end of docs/protocol.md does what the page says."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shard.tale import WORDS
+
+PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+
+
+@pytest.fixture
+def client() -> str:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return code
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """A simulated shard that takes no time."""
+    ready, announce = os.pipe()
+    address = f"unix:{tmp_path}/shard"
+    config = {"socket": address, "ready_fd": announce, "simulated": {"time_scale": 0.0}}
+    command = [sys.executable, "-P", "-m", "shard.server", json.dumps(config)]
+    with subprocess.Popen(command, pass_fds=[announce]) as child, os.fdopen(ready) as lines:
+        os.close(announce)
+        lines.readline()
+        yield address
+        child.terminate()
+
+
+def test_the_client_is_short(client: str) -> None:
+    assert len(client.splitlines()) < 40
+
+
+@pytest.mark.slow
+def test_the_client_runs_again_and_again(client: str, address: str) -> None:
+    command = [sys.executable, "-P", "-c", client, address]
+    said = [subprocess.run(command, check=True, capture_output=True).stdout for _ in range(2)]
+    assert said[0] == said[1]
+    assert [len(line) for line in said[0].splitlines()] == [17, 29]
+    assert set(said[0].split()[:2]) <= set(WORDS)

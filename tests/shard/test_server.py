@@ -1,0 +1,107 @@
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from shard.config import ShardConfig
+from shard.pb import shard_pb2 as pb
+from shard.pb.shard_pb2_grpc import ShardStub
+from shard.server import OPTIONS, Presence, end_within, listening, watch_parent
+from shard.service import ShardService
+from shard.simulated import SimulatedWorker
+
+WATCH = health_pb2.HealthCheckRequest()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGINT])
+def test_a_shard_says_when_it_is_ready_and_ends_when_told_to(tmp_path: Path, order: signal.Signals) -> None:
+    ready, announce = os.pipe()
+    config = json.dumps({"socket": f"unix:{tmp_path}/shard", "ready_fd": announce})
+    with subprocess.Popen([sys.executable, "-P", "-m", "shard.server", config], pass_fds=[announce]) as child:
+        os.close(announce)
+        with os.fdopen(ready) as lines:
+            assert lines.read() == "ready\n"
+        with grpc.insecure_channel(f"unix:{tmp_path}/shard") as channel:
+            assert ShardStub(channel).Info(pb.InfoRequest()).model == "simulated"
+        child.send_signal(order)
+        assert child.wait() == 0
+    assert not (tmp_path / "shard").exists()
+
+
+def test_a_shard_leaves_when_the_pipe_of_its_parent_ends() -> None:
+    async def story() -> None:
+        gone, (reader, writer) = asyncio.Event(), os.pipe()
+        watch_parent(reader, 0.0, gone.set)
+        os.write(writer, b"still here")
+        os.close(writer)
+        await gone.wait()
+        os.close(reader)
+    asyncio.run(story())
+
+
+def test_a_shard_without_a_parent_stays() -> None:
+    async def story() -> None:
+        watch_parent(-1, 0.0, pytest.fail)
+    asyncio.run(story())
+
+
+def test_a_worker_that_does_not_wake_up_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda _: left.set())
+    end_within(0.0)
+    assert left.wait(10.0)
+
+
+def test_the_health_of_a_shard_is_watched_by_its_router_and_it_leaves_when_that_is_gone(tmp_path: Path) -> None:
+    async def story() -> None:
+        gone, config = asyncio.Event(), ShardConfig(f"unix:{tmp_path}/shard")
+        service = ShardService(SimulatedWorker(config), 1.0)
+        async with (listening(config.socket, service, Presence(0.0, gone.set)),
+                    grpc.aio.insecure_channel(config.socket) as channel):
+            stub = health_pb2_grpc.HealthStub(channel)
+            watches = [stub.Watch(WATCH), stub.Watch(WATCH)]
+            assert {(await watch.read()).status for watch in watches} == {health_pb2.HealthCheckResponse.SERVING}
+            watches[0].cancel()
+            await stub.Check(WATCH)
+            assert not gone.is_set()
+            watches[1].cancel()
+            await gone.wait()
+    asyncio.run(story())
+
+
+def test_a_router_that_comes_back_in_time_keeps_its_shard() -> None:
+    class Context:
+        async def write(self, _: object) -> None:
+            pass
+
+    async def story() -> None:
+        presence = Presence(60.0, pytest.fail)
+        for timer_before in (False, True):
+            assert (presence._timer is not None) == timer_before
+            watch = asyncio.ensure_future(presence.Watch(WATCH, Context()))
+            await asyncio.sleep(0)
+            assert presence._timer is None or presence._timer.cancelled()
+            watch.cancel()
+            await asyncio.wait([watch])
+        presence.close()
+    asyncio.run(story())
+
+
+def test_large_messages_pass(tmp_path: Path) -> None:
+    async def story() -> None:
+        config = ShardConfig(f"unix:{tmp_path}/shard")
+        service = ShardService(SimulatedWorker(config), 1.0)
+        async with (listening(config.socket, service, Presence(60.0, lambda: None)),
+                    grpc.aio.insecure_channel(config.socket, options=OPTIONS) as channel):
+            grammar = pb.LoadRequest(kind=pb.KIND_GRAMMAR, id=1, source="x" * 8_000_000)
+            assert (await ShardStub(channel).Load(grammar)).bytes == 8_000_000
+    asyncio.run(story())

@@ -1,0 +1,101 @@
+"""What the service promises beside the contract: threads, lateness, and a good end."""
+
+import asyncio
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from shard.pb import shard_pb2 as pb
+from shard.simulated import SimulatedWorker
+from tests.shard.messages import Row, decode, prefill
+from tests.shard.peer import Peer, code_of
+from tests.shard.peer import play as play_with
+
+FIRST = Row(7, [1, 2, 3], [0])
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Any:
+    return partial(play_with, SimulatedWorker, tmp_path)
+
+
+def test_calls_are_counted(play: Any) -> None:
+    async def story(shard: Peer) -> None:
+        await shard.send(prefill(1, FIRST))
+        await shard.send(decode(1))
+        await shard.code(decode(2))
+        assert shard.service.calls == {"Warmup": 1, "Reset": 1, "Prefill": 1, "Decode": 2}
+    play(story)
+
+
+def test_all_steps_run_in_one_thread_that_stays(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, run = [], SimulatedWorker._run
+
+    def noted(*args: Any) -> Any:
+        threads.append(threading.get_ident())
+        return run(*args)
+
+    async def story(shard: Peer) -> None:
+        await shard.send(prefill(1, FIRST))
+        await shard.reset()
+        await shard.send(prefill(1, FIRST))
+        assert len(set(threads)) == 1
+        assert threads[0] != threading.get_ident()
+    monkeypatch.setattr(SimulatedWorker, "_run", noted)
+    play(story)
+
+
+def test_a_late_answer_does_not_delay_later_ones(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(shard: Peer) -> None:
+        over = asyncio.Event()
+        monkeypatch.setattr(asyncio, "sleep", lambda _: over.wait())
+        late = asyncio.ensure_future(code_of(shard.send(prefill(1, FIRST))))
+        assert (await shard.send(decode(1), order=2)).order == 2
+        assert not late.done()
+        over.set()
+        assert await late == grpc.StatusCode.OK
+    play(story, faults="late@prefill")
+
+
+def test_a_slow_step_is_no_missing_message(play: Any) -> None:
+    async def story(shard: Peer) -> None:
+        slow = await shard.early(prefill(1, FIRST), order=1)
+        assert await shard.code(decode(1), order=2) == grpc.StatusCode.OK
+        assert await code_of(slow) == grpc.StatusCode.OK
+    play(story, gap_timeout=0.0, faults="slow@prefill:1:0.05")
+
+
+def test_the_time_of_a_missing_message_runs_from_the_first_later_one(play: Any) -> None:
+    async def story(shard: Peer) -> None:
+        early = [await shard.early(decode(1), 3)]
+        gap = shard.service._epoch.gap
+        early.append(await shard.early(decode(1), 4))
+        assert shard.service._epoch.gap is gap
+        await shard.send(prefill(1, FIRST), order=1)
+        assert shard.service._epoch.gap is not gap
+        await shard.send(decode(1), order=2)
+        assert [(await call).order for call in early] == [3, 4]
+    play(story)
+
+
+def test_info_and_load_are_answered_beside_a_step(play: Any) -> None:
+    async def story(shard: Peer) -> None:
+        hanging = await shard.early(prefill(1, FIRST), 1)
+        assert (await shard.stub.Info(pb.InfoRequest())).epoch == 1
+        await shard.stub.Load(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER, id=3))
+        hanging.cancel()
+    play(story, faults="hang@prefill")
+
+
+def test_the_end_wakes_up_what_hangs_and_gives_up_what_is_queued(play: Any) -> None:
+    calls = []
+
+    async def story(shard: Peer) -> None:
+        calls.extend([await shard.early(prefill(1, FIRST), 1), await shard.early(decode(1), 2),
+                      await shard.early(decode(1), 4)])
+    play(story, faults="hang@prefill")
+    assert all(call.done() for call in calls)
