@@ -1,0 +1,133 @@
+"""The router as a process: `python -P -m router JSON`. Puts the parts together; knows neither flags nor how to serve.
+
+The JSON object holds `config` (the fields of RouterConfig), `shards` (their addresses, by rank) and three descriptors
+that the process may have inherited: `listen_fd`, a bound socket; `ready_fd`, which gets the line `ready PORT` or
+`failed WHY`, and later `broken WHY` when the shards should be replaced; `parent_fd`, whose end-of-file says that the
+parent is gone.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from router.config import RouterConfig
+from router.engine import Engine
+from router.http.app import create_app
+from router.http.server import Server
+from router.shards import Shards, ShardsLost
+from router.tokenizer import byte_tokenizer
+from router.validation import Validator
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the parent wants."""
+
+    config: RouterConfig
+    shards: tuple[str, ...]
+    listen_fd: int = -1
+    ready_fd: int = -1
+    parent_fd: int = -1
+
+    @classmethod
+    def from_json(cls, text: str) -> "Order":
+        given: dict[str, Any] = json.loads(text)
+        return cls(**given | {"config": RouterConfig(**given["config"]), "shards": tuple(given["shards"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    engine: Engine
+    validator: Validator
+    server: Server
+
+    async def drain(self, seconds: float) -> None:
+        """Take no new connection; whoever is served may get so many seconds more."""
+        await self.server.close_door()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.engine.drained(), seconds)
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+        await self.server.close()
+        self.validator.close()
+
+
+async def start(order: Order) -> Running:
+    tokenizer = byte_tokenizer()
+    engine = Engine(order.config, Shards(order.shards), tokenizer, lambda why: tell(order.ready_fd, f"broken {why}"))
+    await engine.start()
+    validator = Validator(order.config, engine.facts, tokenizer)
+    running = Running(engine, validator, Server(create_app(engine, validator, order.config)))
+    try:
+        port = await running.server.open(order.config.hostname, order.config.port, order.listen_fd)
+    except OSError:
+        await running.stop()
+        raise
+    tell(order.ready_fd, f"ready {port}")
+    return running
+
+
+async def serve(order: Order) -> int:
+    """The exit code."""
+    end_with_parent(order.parent_fd)
+    try:
+        running = await start(order)
+    except (OSError, ValueError, ShardsLost) as error:
+        tell(order.ready_fd, f"failed {error}")
+        return 1
+    try:
+        await asked_to_stop()
+        await running.drain(order.config.shutdown_timeout)
+    finally:
+        await running.stop()
+    return 0
+
+
+def end_with_parent(parent_fd: int) -> None:
+    """Nobody would restart or stop us any more: cancel the running task when the parent is gone."""
+    if parent_fd < 0:
+        return
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+
+    def gone() -> None:
+        loop.remove_reader(parent_fd)
+        task.cancel()
+
+    loop.add_reader(parent_fd, gone)
+
+
+async def asked_to_stop() -> None:
+    """Wait for a signal. The next one is not ours any more: it ends the process at once."""
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, asked.set)
+    await asked.wait()
+    for number in SIGNALS:
+        loop.remove_signal_handler(number)
+
+
+def tell(ready_fd: int, line: str) -> None:
+    if ready_fd >= 0:
+        os.write(ready_fd, f"{' '.join(line.split())}\n".encode())
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s router %(levelname)s %(message)s")
+    with suppress(asyncio.CancelledError):
+        raise SystemExit(uvloop.run(serve(Order.from_json(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Every setting of the router: default, bound, help. Flags, environment names and docs/configuration.md come from here.
+
+Knows nothing of how a setting is given; `launcher/cli.py` makes flags of the fields.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def setting(default: Any, help_text: str, *, low: float | None = None, high: float | None = None,
+            choices: tuple[str, ...] = ()) -> Any:
+    """A dataclass field with what the command line, the check and the documentation need to know about it."""
+    return field(default=default, metadata={"help": help_text, "low": low, "high": high, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    hostname: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
+    port: int = setting(3000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
+    max_concurrent_requests: int = setting(
+        128, "Requests in the house, waiting and running; the next one is refused with 429.", low=1)
+    max_best_of: int = setting(2, "Largest `best_of` of a request.", low=1)
+    max_stop_sequences: int = setting(4, "Most stop strings in a request.", low=0)
+    max_top_n_tokens: int = setting(5, "Largest `top_n_tokens` of a request.", low=0)
+    max_input_tokens: int | None = setting(
+        None, "Most tokens in a prompt; by default one less than --max-total-tokens.", low=1)
+    max_total_tokens: int | None = setting(
+        None, "Most tokens, prompt and generated, in a request; by default what model and cache can hold.", low=2)
+    max_batch_prefill_tokens: int = setting(
+        4096, "Most tokens in one step: prompts wait for their turn when they are longer together.", low=16)
+    max_batch_total_tokens: int | None = setting(
+        None, "Size of the cache in token places, at most what fits; by default all of it.", low=16)
+    max_batch_size: int = setting(256, "Most sequences that run at once.", low=1)
+    prefill_policy: str = setting(
+        "mixed", "How prompts join running sequences: in the same step in chunks (mixed), or in steps of their own "
+        "while the running sequences pause.", choices=("mixed", "pause"))
+    max_decode_stall_ms: float | None = setting(
+        None, "With mixed steps: how much longer a step may take because prompts run in it. By default 50 on CUDA, 150 "
+        "on CPU. At least one cache block of prompt runs every eighth step, however small the promise.", low=0)
+    waiting_served_ratio: float = setting(
+        0.3, "With pause: prompts are taken as soon as this many times the running sequences wait.", low=0)
+    max_waiting_tokens: int = setting(
+        20, "With pause: prompts are taken after this many decode steps, however few wait.", low=0)
+    look_ahead: int = setting(2, "Steps that may be on their way to the shards at once.", low=1, high=2)
+    block_size: int = setting(16, "Token places in a cache block, a multiple of 16.", low=16)
+    payload_limit: int = setting(2_000_000, "Most bytes in the body of a request.", low=1)
+    slow_client_buffer: int = setting(
+        262_144, "Bytes that are kept for a client that does not read; its request pauses beyond.", low=4096)
+    slow_client_timeout: float = setting(
+        30.0, "Seconds after which a client that does not read is given up.", low=0)
+    step_timeout: float | None = setting(
+        None, "Seconds after which a shard that does not answer counts as hung; by default ten times the longest step "
+        "expected, at least 30.", low=0)
+    validation_workers: int = setting(2, "Threads that tokenise prompts.", low=1)
+    shutdown_timeout: float = setting(
+        30.0, "Seconds that running requests get to finish when the server is asked to stop.", low=0)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.block_size % 16:
+            raise ValueError(f"--block-size must be a multiple of 16, got {self.block_size}")
+        if self.max_batch_prefill_tokens < 2 * self.block_size:
+            raise ValueError(f"--max-batch-prefill-tokens must be at least two blocks ({2 * self.block_size}), got "
+                             f"{self.max_batch_prefill_tokens}")
+        if self.max_input_tokens and self.max_total_tokens and self.max_input_tokens >= self.max_total_tokens:
+            raise ValueError(f"--max-input-tokens ({self.max_input_tokens}) must be below --max-total-tokens "
+                             f"({self.max_total_tokens}): a request generates at least one token")
+
+
+def check_settings(config: Any) -> None:
+    """Refuse values outside the bounds of their field; the message names flag, bound and value."""
+    for item in fields(config):
+        value, rule = getattr(config, item.name), item.metadata
+        flag = "--" + item.name.replace("_", "-")
+        if value is None:
+            continue
+        if rule["choices"] and value not in rule["choices"]:
+            raise ValueError(f"{flag} must be one of {', '.join(rule['choices'])}, got {value}")
+        if rule["low"] is not None and not value >= rule["low"]:
+            raise ValueError(f"{flag} must be at least {rule['low']}, got {value}")
+        if rule["high"] is not None and not value <= rule["high"]:
+            raise ValueError(f"{flag} must be at most {rule['high']}, got {value}")

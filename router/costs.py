@@ -1,0 +1,154 @@
+"""How long a step takes: t = a + b rows + c chunk tokens + d context read, learned while serving.
+
+The four coefficients start from warm-up's measurements and follow the answers by recursive least squares, as
+multipliers that may drift a little from step to step: what no step excites stays as it was, and old steps are forgotten
+where new ones say more. Errors are relative, so the arithmetic is done on shares, each term's part of the predicted
+time. Beside the fit stands `caution`, how much longer than predicted a step takes when it is unlucky.
+Knows nothing of sequences or of what the figures are used for.
+"""
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+from router.messages import Measurement
+
+NOISE = 0.01  # variance of actual / predicted on a quiet machine
+DOUBT = 0.25  # variance of a multiplier at the start, and never more
+DRIFT = 4e-6  # by which a variance grows with every step
+CLIP = 1.5  # a step that took longer or shorter than this many times the prediction counts as that
+LEAST_SHARE = 0.1  # no coefficient falls below this part of what was measured, from where it could hardly return
+WINDOW = 256
+CAUTION_AT_START, LEAST_CAUTION = 1.3, 1.05
+UNLUCKY = 0.995
+# A hiccup of the machine is not a slow model: a ratio so far above the usual one says nothing about the next step.
+HICCUP = 2.0
+ENOUGH_RATIOS = 16
+
+Terms = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a step consists of, as far as its time depends on it."""
+
+    rows: int = 0
+    chunk_tokens: int = 0
+    context: int = 0
+
+    @property
+    def terms(self) -> Terms:
+        return (1.0, float(self.rows), float(self.chunk_tokens), float(self.context))
+
+
+class CostModel:
+    def __init__(self, coefficients: Terms) -> None:
+        self._coefficients = coefficients
+        self._least = tuple(LEAST_SHARE * c for c in coefficients)
+        self._covariance = [[DOUBT if i == j else 0.0 for j in range(4)] for i in range(4)]
+        self._ratios = Ratios()
+
+    @classmethod
+    def measured(cls, measurements: Rows[Measurement]) -> "CostModel":
+        return cls(fit(measurements))
+
+    @property
+    def coefficients(self) -> Terms:
+        return self._coefficients
+
+    @property
+    def caution(self) -> float:
+        return self._ratios.unlucky
+
+    def predict(self, load: Load) -> float:
+        return sum(c * x for c, x in zip(self._coefficients, load.terms, strict=True))
+
+    def observe(self, load: Load, seconds: float) -> None:
+        predicted = self.predict(load)
+        if predicted <= 0.0:
+            return
+        ratio = seconds / predicted
+        self._ratios.add(ratio)
+        shares = [c * x / predicted for c, x in zip(self._coefficients, load.terms, strict=True)]
+        self._learn(shares, min(max(ratio, 1.0 / CLIP), CLIP) - 1.0)
+
+    def _learn(self, shares: list[float], error: float) -> None:
+        """One step of recursive least squares for the multipliers, which are folded into the coefficients at once."""
+        covariance = self._covariance
+        direction = [sum(p * s for p, s in zip(row, shares, strict=True)) for row in covariance]
+        scale = NOISE + sum(s * d for s, d in zip(shares, direction, strict=True))
+        gains = [d / scale for d in direction]
+        a, b, c, d = (max(value * (1.0 + g * error), least)
+                      for value, g, least in zip(self._coefficients, gains, self._least, strict=True))
+        self._coefficients = (a, b, c, d)
+        self._covariance = [[covariance[i][j] - gains[i] * direction[j] + (DRIFT if i == j else 0.0)
+                             for j in range(4)] for i in range(4)]
+        self._bound_doubt()
+
+    def _bound_doubt(self) -> None:
+        over = [max(1.0, self._covariance[i][i] / DOUBT) ** 0.5 for i in range(4)]
+        if any(o > 1.0 for o in over):
+            self._covariance = [[self._covariance[i][j] / (over[i] * over[j]) for j in range(4)] for i in range(4)]
+
+
+class Ratios:
+    """The last ratios of actual to predicted time, in order of arrival and in order of size."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def add(self, ratio: float) -> None:
+        self._recent.append(ratio)
+        insort(self._sorted, ratio)
+        if len(self._recent) > WINDOW:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+
+    @property
+    def unlucky(self) -> float:
+        count = len(self._sorted)
+        if count < ENOUGH_RATIOS:
+            return max(CAUTION_AT_START, self._sorted[-1] if count else 0.0)
+        usual = bisect_left(self._sorted, HICCUP * self._sorted[count // 2])
+        return max(LEAST_CAUTION, self._sorted[min(usual - 1, int(UNLUCKY * usual))])
+
+
+def fit(measurements: Rows[Measurement]) -> Terms:
+    """Coefficients, none negative, that explain the measurements with the least relative error.
+
+    A term whose best coefficient is negative is left out and the rest solved again; with no measurements at all a
+    millisecond a step is assumed, and learned away.
+    """
+    rows = [(Load(m.rows, m.chunk_tokens, m.context).terms, m.seconds) for m in measurements if m.seconds > 0.0]
+    kept = [0, 1, 2, 3]
+    while rows and kept:
+        solution = _solve([[terms[i] / seconds for i in kept] for terms, seconds in rows])
+        if min(solution) >= 0.0:
+            found = dict(zip(kept, solution, strict=True))
+            a, b, c, d = (max(found.get(i, 0.0), _least(rows, i)) for i in range(4))
+            return (a, b, c, d)
+        kept.pop(solution.index(min(solution)))
+    return (1e-3, 1e-6, 1e-6, 1e-9)
+
+
+def _least(rows: list[tuple[Terms, float]], i: int) -> float:
+    """No coefficient starts at exactly zero: a multiplier could never bring it back."""
+    return 1e-4 * min(seconds / max(terms[i], 1.0) for terms, seconds in rows)
+
+
+def _solve(rows: list[list[float]]) -> list[float]:
+    """x that minimises |rows x - 1|, by normal equations with the lightest ridge that keeps them solvable."""
+    n = len(rows[0])
+    scale = [max(abs(row[i]) for row in rows) or 1.0 for i in range(n)]
+    scaled = [[row[i] / scale[i] for i in range(n)] for row in rows]
+    matrix = [[sum(r[i] * r[j] for r in scaled) + (1e-9 if i == j else 0.0) for j in range(n)]
+              + [sum(r[i] for r in scaled)] for i in range(n)]
+    for i in range(n):
+        pivot = max(range(i, n), key=lambda k: abs(matrix[k][i]))
+        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
+        for k in range(n):
+            if k != i:
+                factor = matrix[k][i] / matrix[i][i]
+                matrix[k] = [a - factor * b for a, b in zip(matrix[k], matrix[i], strict=True)]
+    return [matrix[i][n] / matrix[i][i] / scale[i] for i in range(n)]

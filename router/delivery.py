@@ -1,0 +1,76 @@
+"""The way of one request's tokens from ids to its client's mailbox: text, stop strings, times.
+
+Knows nothing of batches or shards. A row of an answer is read first, so that the core learns of stop strings, and
+delivered when the core has said how many of its tokens count.
+"""
+
+from collections.abc import Sequence as Rows
+
+from router.messages import AnswerRow, PromptLogprobs
+from router.request import FinishReason, Request
+from router.scheduler import count_tokens
+from router.stopping import StopStrings
+from router.stream import FinishedEvent, PromptEvent, Stream, TokenEvent, TopToken
+from router.tokenizer import Tokenizer
+
+
+class Delivery:
+    def __init__(self, request: Request, stream: Stream, tokenizer: Tokenizer, now: float) -> None:
+        self.request = request
+        self.stream = stream
+        self.submitted = now
+        self.started: float | None = None
+        self._tokenizer = tokenizer
+        self._detokenizer = tokenizer.detokenizer()
+        self._stop_strings = StopStrings(request.stop_strings)
+        self._num_tokens = 0
+        self._num_prompt_logprobs = 1  # the first token has none
+        self._special = tokenizer.special
+        self._row: list[TokenEvent] = []  # what was read last
+        self._text: list[str] = []  # of all tokens read, special ones left out
+        self._text_end: int | None = None  # where in the whole text a stop string ended
+
+    def read(self, row: AnswerRow) -> int | None:
+        """Make text of a row. Says how many of its tokens count if a stop string ends in one of them, else None."""
+        self._row = []
+        for index, token in enumerate(self._counted(row.tokens)):
+            piece = self._detokenizer.step(token)
+            self._text.append(piece)
+            special = token in self._special
+            text = self._tokenizer.token_text(token) if special else piece
+            top = self._top_tokens(row.top[index]) if row.top else ()
+            self._row.append(TokenEvent(token, text, row.logprobs[index], special, top))
+            self._text_end = self._stop_strings.feed(piece)
+            if self._text_end is not None:
+                return len(self._row)
+        return None
+
+    def deliver(self) -> None:
+        """The row that was read counts: as far as it was read, since both follow the same rule."""
+        for event in self._row:
+            self.stream.put(event)
+        self._num_tokens += len(self._row)
+
+    def _counted(self, tokens: Rows[int]) -> Rows[int]:
+        """What comes after an end token or beyond the length is no text of ours. A first token always counts."""
+        return tokens if len(tokens) == 1 else tokens[:count_tokens(self.request, self._num_tokens, tokens, None)[0]]
+
+    def deliver_prompt(self, logprobs: PromptLogprobs) -> None:
+        """A prompt that ran anew after a yield or a loss is told only once."""
+        known = self._num_prompt_logprobs
+        fresh = tuple(logprobs.logprobs[max(0, known - logprobs.start):])
+        if fresh:
+            self.stream.put(PromptEvent(known, fresh))
+            self._num_prompt_logprobs += len(fresh)
+
+    def finish(self, reason: FinishReason, now: float) -> None:
+        if self._text_end is None:
+            self._text.append(self._detokenizer.finish())
+        started = self.submitted if self.started is None else self.started
+        self.stream.put(FinishedEvent(reason, "".join(self._text)[:self._text_end], self._num_tokens,
+                                      started - self.submitted, now - started))
+
+    def _top_tokens(self, pairs: Rows[tuple[int, float]]) -> tuple[TopToken, ...]:
+        tokenizer = self._tokenizer
+        return tuple(TopToken(token, tokenizer.token_text(token), logprob, tokenizer.is_special(token))
+                     for token, logprob in pairs)

@@ -1,0 +1,37 @@
+"""Everything that can go wrong for one client, as a tree.
+
+    RequestError
+    ├── InvalidRequest       the request breaks a rule; the message names the field, the limit and the value
+    ├── Overloaded           refused at the door; `retry_after` seconds from now is worth another try
+    ├── NotReady             the shards are not there (yet, or any more)
+    ├── GenerationFailed     the request was accepted and failed on a shard
+    └── Cancelled            the client left, or was too slow to read
+
+The dialects give each a status and a shape; nobody below them knows either.
+"""
+
+
+class RequestError(Exception):
+    pass
+
+
+class InvalidRequest(RequestError, ValueError):
+    pass
+
+
+class Overloaded(RequestError):
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NotReady(RequestError):
+    pass
+
+
+class GenerationFailed(RequestError):
+    pass
+
+
+class Cancelled(RequestError):
+    pass

@@ -1,0 +1,46 @@
+"""The JSON body of a request as a checked object. Knows nothing of what the fields mean."""
+
+from typing import Any, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Foreign(BaseModel):
+    """Types as strict as TGI's: no number for a string, no 1.0 for 1, no true for 1. Unknown fields are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+F = TypeVar("F", bound=Foreign)
+
+
+async def read_body(request: web.Request, shape: type[F]) -> F:
+    """Raises the HTTP error for what is wrong: 415, 413, 400 (not JSON) or 422 (JSON of another shape)."""
+    check_media_type(request)
+    try:
+        content = await request.read()
+    except web.RequestPayloadError:
+        raise web.HTTPBadRequest(text="the body ends or is framed wrongly") from None
+    try:
+        return shape.model_validate_json(content)
+    except ValidationError as error:
+        raise malformed(error) from None
+
+
+def check_media_type(request: web.Request) -> None:
+    kind = request.content_type
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise web.HTTPUnsupportedMediaType(text="the body must be sent with Content-Type: application/json")
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise web.HTTPUnsupportedMediaType(text="the body must be sent without Content-Encoding")
+
+
+def malformed(error: ValidationError) -> web.HTTPException:
+    """About the first thing that is wrong, in words that do not repeat the body."""
+    first: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {first['msg']}")
+    where = ".".join(map(str, first["loc"])) or "body"
+    return web.HTTPUnprocessableEntity(
+        text=f"Failed to deserialize the JSON body into the target type: `{where}`: {first['msg']}")

@@ -1,0 +1,62 @@
+"""How errors are told to clients: a status and a JSON object with `error` and `error_type`, as TGI's clients read it.
+
+Knows nothing of routes. What is not one of ours is logged with its traceback, and the client learns nothing of it.
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+from math import ceil
+
+from aiohttp import web
+
+from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded
+
+logger = logging.getLogger(__name__)
+
+# Clients key on status and type: `overloaded` is the one that they take as "try again later".
+KINDS: dict[type[Exception], tuple[int, str, str]] = {
+    InvalidRequest: (422, "validation", "Input validation error: "),
+    Overloaded: (429, "overloaded", "Model is overloaded: "),
+    NotReady: (503, "overloaded", "Model is not ready: "),
+    GenerationFailed: (424, "generation", "Request failed during generation: "),
+}
+# What is found before a request is understood.
+TYPES_BY_STATUS = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "payload_too_large",
+    415: "unsupported_media_type",
+    422: "validation",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An error as a client sees it."""
+
+    status: int
+    error_type: str
+    text: str
+    retry_after: float | None = None
+
+    @classmethod
+    def of(cls, error: Exception) -> "Told":
+        if isinstance(error, web.HTTPException):
+            return cls(error.status, TYPES_BY_STATUS.get(error.status, "http"), error.text or error.reason)
+        for kind, (status, error_type, prefix) in KINDS.items():
+            if isinstance(error, kind):
+                later = getattr(error, "retry_after", 1.0) if error_type == "overloaded" else None
+                return cls(status, error_type, f"{prefix}{error}", later)
+        logger.error("a request failed unexpectedly", exc_info=error)
+        return cls(500, "internal", "Internal server error")
+
+    def json(self) -> str:
+        return json.dumps({"error": self.text, "error_type": self.error_type}, separators=(",", ":"))
+
+    def response(self) -> web.Response:
+        answer = web.Response(status=self.status, body=self.json().encode(), content_type="application/json")
+        if self.retry_after is not None:
+            answer.headers["Retry-After"] = str(max(ceil(self.retry_after), 1))
+        return answer

@@ -1,0 +1,237 @@
+"""The dialect of text-generation-inference: its routes, its parameters, its headers.
+
+Turns foreign JSON into `Wanted`; rendering.py turns events into foreign JSON. Knows nothing of limits, nor how tokens
+come about.
+"""
+
+import asyncio
+import json
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import ExitStack
+from importlib.metadata import version
+from json.encoder import encode_basestring_ascii as quoted
+from time import perf_counter as clock
+from typing import Annotated, Any, Protocol
+
+from aiohttp import web
+from pydantic import FailFast, Field
+
+from router.config import RouterConfig
+from router.errors import Cancelled, InvalidRequest
+from router.http.body import Foreign, read_body
+from router.http.errors import Told
+from router.http.rendering import Answer, Collector, Streaming, error_event
+from router.http.sse import EventStream, Pump, event_stream
+from router.messages import ModelFacts
+from router.request import Request
+from router.stream import Stream
+from router.validation import Choice, Validator, Wanted
+
+Unsigned = Annotated[int, Field(ge=0, lt=2**64)]
+Unsigned32 = Annotated[int, Field(ge=0, lt=2**32)]
+Integer32 = Annotated[int, Field(ge=-2**31, lt=2**31)]
+
+
+class Engine(Protocol):
+    """What a dialect needs of the router's loop."""
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    def submit(self, request: Request) -> Stream: ...
+
+    def is_healthy(self) -> bool: ...
+
+
+class Parameters(Foreign):
+    """Null means not given, but for the fields that are never None."""
+
+    best_of: Unsigned | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: Integer32 | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    do_sample: bool = False
+    max_new_tokens: Unsigned32 | None = None
+    return_full_text: bool | None = None
+    stop: Annotated[list[str], FailFast()] = Field(default_factory=list)
+    truncate: Unsigned | None = None
+    watermark: bool = False
+    details: bool = False
+    decoder_input_details: bool = False
+    seed: Unsigned | None = None
+    top_n_tokens: Unsigned32 | None = None
+    grammar: Any = None
+    adapter_id: str | None = None
+
+
+class Generate(Foreign):
+    """Without `parameters` TGI samples; with them, even empty ones, it does not unless asked to."""
+
+    inputs: str
+    parameters: Parameters = Field(default_factory=lambda: Parameters(do_sample=True))
+
+    @property
+    def prefix(self) -> str:
+        return self.inputs if self.parameters.return_full_text else ""
+
+    def wanted(self) -> Wanted:
+        given = self.parameters
+        return Wanted(
+            prompt=self.inputs,
+            best_of=given.best_of,
+            temperature=given.temperature,
+            repetition_penalty=given.repetition_penalty,
+            frequency_penalty=given.frequency_penalty,
+            top_k=given.top_k,
+            top_p=given.top_p,
+            typical_p=given.typical_p,
+            do_sample=given.do_sample,
+            max_new_tokens=given.max_new_tokens,
+            stop_strings=tuple(given.stop),
+            truncate=given.truncate,
+            watermark=given.watermark,
+            seed=given.seed,
+            top_n_tokens=given.top_n_tokens,
+            prompt_logprobs=given.decoder_input_details,
+            grammar=given.grammar,
+            adapter=given.adapter_id,
+        )
+
+    def check_streamable(self) -> None:
+        if self.parameters.best_of not in {None, 1}:
+            raise InvalidRequest(f"`best_of` must be 1 on a stream, got {self.parameters.best_of}")
+        if self.parameters.decoder_input_details:
+            raise InvalidRequest("`decoder_input_details` must be false on a stream, got true")
+
+
+class Tgi:
+    def __init__(self, engine: Engine, validator: Validator, config: RouterConfig) -> None:
+        self._engine = engine
+        self._validator = validator
+        self._config = config
+        self._version = version("weft")
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/generate", self.generate),
+            web.post("/generate_stream", self.generate_stream),
+            web.get("/health", self.health),
+            web.get("/info", self.info),
+        ]
+
+    async def generate(self, request: web.Request) -> web.Response:
+        began = clock()
+        asked = await read_body(request, Generate)
+        choices = await self._validator.choices(asked.wanted())
+        validated = clock()
+        best, *others = await self._answers(choices)
+        headers = self._headers(asked) | timings(best, validated - began, clock() - began)
+        body = self._answer_json(asked, best, others).encode()
+        return web.Response(body=body, headers=headers, content_type="application/json")
+
+    async def generate_stream(self, request: web.Request) -> web.StreamResponse:
+        asked = await read_body(request, Generate)
+        async with event_stream(request, self._headers(asked)) as out:
+            try:
+                await self._stream(asked, out)
+            except (Cancelled, ConnectionError):
+                out.cut()
+            except Exception as error:
+                out.write(error_event(error).encode())
+        return out.response
+
+    async def health(self, _: web.Request) -> web.Response:
+        if self._engine.is_healthy():
+            return web.Response()
+        return Told(503, "healthcheck", "unhealthy").response()
+
+    async def info(self, _: web.Request) -> web.Response:
+        facts, config, limits = self._engine.facts, self._config, self._validator.limits
+        return web.Response(content_type="application/json", body=json.dumps({
+            "model_id": facts.model,
+            "model_sha": None,
+            "model_pipeline_tag": None,
+            "model_dtype": facts.dtype,
+            "model_device_type": facts.device,
+            "max_concurrent_requests": config.max_concurrent_requests,
+            "max_best_of": config.max_best_of,
+            "max_stop_sequences": config.max_stop_sequences,
+            "max_input_tokens": limits.max_input_tokens,
+            "max_total_tokens": limits.max_total_tokens,
+            "max_batch_total_tokens": facts.num_blocks * facts.block_size,
+            "max_batch_size": config.max_batch_size,
+            "waiting_served_ratio": config.waiting_served_ratio,
+            "max_waiting_tokens": config.max_waiting_tokens,
+            "validation_workers": config.validation_workers,
+            "max_client_batch_size": 1,
+            "router": "text-generation-router",  # the name of the API: clients look for it
+            "version": self._version,
+            "sha": None,
+            "docker_label": None,
+        }).encode())
+
+    async def _stream(self, asked: Generate, out: EventStream) -> None:
+        asked.check_streamable()
+        [choice] = await self._validator.choices(asked.wanted())
+        rendering = Streaming(choice, asked.parameters.details, asked.prefix)
+        stream = self._engine.submit(choice.request)
+        stream.cut = out.cut
+        try:
+            await Pump(stream, rendering, out).run()
+        finally:
+            stream.close()
+
+    async def _answers(self, choices: Sequence[Choice]) -> list[Answer]:
+        """Of all choices, the best first. When one fails or the client leaves, all are given up."""
+        with ExitStack() as leaving:
+            streams = []
+            for choice in choices:
+                streams.append(self._engine.submit(choice.request))
+                leaving.callback(streams[-1].close)
+            answers = await together(Collector(*pair).answer() for pair in zip(streams, choices, strict=True))
+        return sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)
+
+    def _answer_json(self, asked: Generate, best: Answer, others: Sequence[Answer]) -> str:
+        text = quoted(asked.prefix + best.end.text)
+        if not (asked.parameters.details or asked.parameters.decoder_input_details):
+            return f'{{"generated_text":{text}}}'
+        details = best.details_json(self._validator.tokenizer, others, asked.prefix)
+        return f'{{"generated_text":{text},"details":{details}}}'
+
+    def _headers(self, asked: Generate) -> dict[str, str]:
+        facts = self._engine.facts
+        return {
+            "x-compute-type": f"{facts.world_size}-{facts.device}",
+            "x-compute-characters": str(len(asked.inputs)),
+        }
+
+
+async def together(collecting: Iterable[Coroutine[None, None, Answer]]) -> list[Answer]:
+    """Raises the first failure as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(answer) for answer in collecting]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def timings(answer: Answer, validation_seconds: float, total_seconds: float) -> dict[str, str]:
+    end = answer.end
+    return {
+        "x-compute-time": str(total_seconds),
+        "x-total-time": milliseconds(total_seconds),
+        "x-validation-time": milliseconds(validation_seconds),
+        "x-queue-time": milliseconds(end.queue_seconds),
+        "x-inference-time": milliseconds(end.inference_seconds),
+        "x-time-per-token": milliseconds(end.inference_seconds / max(end.num_tokens, 1)),
+        "x-prompt-tokens": str(len(answer.choice.request.prompt)),
+        "x-generated-tokens": str(end.num_tokens),
+    }
+
+
+def milliseconds(seconds: float) -> str:
+    return str(int(seconds * 1000))

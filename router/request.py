@@ -1,0 +1,60 @@
+"""What a client asked: validated, tokenised, fixed.
+
+Knows nothing of text, HTTP or the way a request takes. `validation.py` is the only place that makes a Request.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    LENGTH = "length"
+    END_TOKEN = "eos_token"  # noqa: S105 - the TGI dialect's word for it
+    STOP_STRING = "stop_sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen. Field by field the columns of `Sampling` in proto/shard.proto."""
+
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0
+    top_p: float = 0.0
+    typical_p: float = 0.0
+    repetition_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    watermark: bool = False
+    top_n_tokens: int = 0
+    raw_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """An adapter or a grammar that a request needs before it can start; `id` is its number on the wire."""
+
+    kind: str  # "adapter" or "grammar"
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    id: str
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    key: int = 0  # 64 bits, feeds every draw of this request
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    end_tokens: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+    prompt_logprobs: bool = False
+    priority: int = 0  # a level is worth ten seconds of age
+    adapter: Resource | None = None
+    grammar: Resource | None = None
+    max_length: int = field(init=False)  # prompt and everything that may be generated
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "max_length", len(self.prompt) + self.max_new_tokens)
+
+    @property
+    def needs(self) -> tuple[Resource, ...]:
+        return tuple(resource for resource in (self.adapter, self.grammar) if resource is not None)
+

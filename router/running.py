@@ -1,0 +1,139 @@
+"""The batches being decoded and the cache blocks they hold: entering, growing, yielding, leaving.
+
+Knows nothing of time, prompts' turns or answers. A sequence leaves its batch here first; the Filter that tells the
+shards is owed until the next message, which also precedes any new use of the blocks.
+"""
+
+from collections.abc import Iterator
+from itertools import count
+from math import ceil
+
+from router.batch import Batch
+from router.blocks import Blocks
+from router.messages import Filter, Grant, Newcomer
+from router.policy import Policy
+from router.sequence import Sequence, State
+
+
+class Running:
+    def __init__(self, policy: Policy, blocks: Blocks, tokens_per_step: int) -> None:
+        self.policy = policy
+        self.blocks = blocks
+        self.batches: list[Batch] = []
+        self._tokens_per_step = tokens_per_step
+        self._numbers = count(1)
+
+    def __len__(self) -> int:
+        return sum(len(batch) for batch in self.batches)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        for batch in self.batches:
+            yield from batch
+
+    def new_batch(self) -> Batch:
+        """A batch to enter; it exists when somebody has."""
+        return Batch(next(self._numbers))
+
+    # -- entering
+
+    def whole(self, sequence: Sequence) -> int:
+        """Blocks that hold the sequence at its greatest length: the last token generated is never computed, and a
+        step that may yield several tokens needs places for all of them."""
+        spare = self.policy.look_ahead * (self._tokens_per_step - 1)
+        return self.blocks.places(max(len(sequence.request.prompt), sequence.request.max_length - 1 + spare))
+
+    def has_room(self, sequence: Sequence) -> bool:
+        """A newcomer leaves a reserve free, so that those who run can grow for a while; an empty house takes any."""
+        if len(self) >= self.policy.max_batch_size:
+            return False
+        if not len(self):
+            return self._at_entry(sequence) <= self.blocks.num_free
+        reserve = max(ceil(self.policy.reserve * self.blocks.count), len(self))
+        return self._at_entry(sequence) + reserve <= self.blocks.num_free and self._can_all_end(sequence)
+
+    def enter(self, sequence: Sequence, batch: Batch) -> Newcomer:
+        sequence.state = State.RUNNING
+        sequence.blocks = self.blocks.take(self._at_entry(sequence))
+        sequence.given, sequence.computed = sequence.length, 0
+        batch.add(sequence)
+        if batch not in self.batches:
+            self.batches.append(batch)
+        return Newcomer(sequence.number, sequence.request, tuple(sequence.generated), tuple(sequence.blocks))
+
+    def _is_settled(self, sequence: Sequence) -> bool:
+        """It yielded often enough: it enters with all it can ever need, and stays."""
+        return sequence.num_yields >= self.policy.max_yields
+
+    def _at_entry(self, sequence: Sequence) -> int:
+        return self.whole(sequence) if self._is_settled(sequence) else self.blocks.places(sequence.length)
+
+    def _can_all_end(self, newcomer: Sequence) -> bool:
+        """Beside the settled ones, which give nothing back, the largest of the others can still run to its end."""
+        everyone = [*self, newcomer]
+        settled = [s for s in everyone if self._is_settled(s)]
+        if not settled:
+            return True
+        largest = max((self.whole(s) for s in everyone if not self._is_settled(s)), default=0)
+        return sum(map(self.whole, settled)) + largest <= self.blocks.count
+
+    # -- growing and yielding
+
+    def grow(self, ready: list[Sequence]) -> tuple[list[Grant], list[Sequence]]:
+        """Blocks for the tokens that a step of these may produce, and the sequences that yielded to make room."""
+        wants = [(sequence, missing) for sequence in ready if (missing := self._missing(sequence)) > 0]
+        if sum(missing for _, missing in wants) <= self.blocks.num_free:
+            return [self._grant(sequence, missing) for sequence, missing in wants], []
+        return self._grow_by_rank(sorted(wants, key=lambda want: want[0].rank))
+
+    def _missing(self, sequence: Sequence) -> int:
+        most = sequence.length + (sequence.in_flight + 1) * self._tokens_per_step - 1
+        return -(-most // self.blocks.size) - len(sequence.blocks)
+
+    def _grant(self, sequence: Sequence, missing: int) -> Grant:
+        taken = self.blocks.take(missing)
+        sequence.blocks += taken
+        return Grant(sequence.number, tuple(taken))
+
+    def _grow_by_rank(self, wants: list[tuple[Sequence, int]]) -> tuple[list[Grant], list[Sequence]]:
+        grants: list[Grant] = []
+        yielded: list[Sequence] = []
+        for sequence, missing in wants:
+            while sequence not in yielded and self.blocks.num_free < missing:
+                yielded.append(self._next_to_yield())
+                self.give_back(yielded[-1])
+            if sequence not in yielded:
+                grants.append(self._grant(sequence, missing))
+        return grants, yielded
+
+    def _next_to_yield(self) -> Sequence:
+        """The latest of the lowest priority, never the first of all. Whoever asks comes before it or is it, since
+        wants are served in order of rank; so nothing is taken back that was granted in this step."""
+        first = min(sequence.rank for sequence in self)
+        candidates = [s for s in self if s.rank != first and not self._is_settled(s)]
+        assert candidates, "the first sequence does not fit beside the settled ones"
+        return max(candidates, key=lambda sequence: sequence.rank)
+
+    def give_back(self, sequence: Sequence) -> None:
+        """It yields: leaves its batch, its blocks are free, and it waits again once the tokens under way are there."""
+        self.leave(sequence, State.YIELDING)
+        sequence.num_yields += 1
+
+    def leave(self, sequence: Sequence, state: State) -> None:
+        next(batch for batch in self.batches if sequence in batch).remove(sequence)
+        self.blocks.give_back(sequence.forget_cache())
+        sequence.state = state
+
+    # -- telling the shards
+
+    def concat(self) -> tuple[int, ...]:
+        """Join all batches into the first; returns their numbers."""
+        numbers = tuple(batch.number for batch in self.batches)
+        for other in self.batches[1:]:
+            self.batches[0].absorb(other)
+        del self.batches[1:]
+        return numbers
+
+    def owed_filters(self) -> list[Filter]:
+        filters = [owed for batch in self.batches if (owed := batch.owed_filter()) is not None]
+        self.batches = [batch for batch in self.batches if len(batch)]
+        return filters

@@ -1,0 +1,152 @@
+"""The ranks of one model as one object: the same bytes to every rank, and rank 0's answer.
+
+Knows gRPC, not what messages mean. Whatever goes wrong on the way is a `ShardsLost` that says what kind of loss it is.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from router.scheduler import Loss
+from shard.pb import shard_pb2 as pb
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A shard that is started anew listens at the same path: look often, it is cheap.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Every Shards has connections of its own, also to a path that another one of this process knew.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+LOSSES = {
+    grpc.StatusCode.INTERNAL: Loss.STEP_ERROR,
+    grpc.StatusCode.FAILED_PRECONDITION: Loss.DEFECT,
+    grpc.StatusCode.INVALID_ARGUMENT: Loss.DEFECT,
+    grpc.StatusCode.ALREADY_EXISTS: Loss.DEFECT,
+}
+SEVERITY = [Loss.DEFECT, Loss.STEP_ERROR, Loss.DEATH]  # what follows a failure in its epoch is refused, and says less
+NO_SERVICE = b""  # a HealthCheckRequest that names none
+ANSWERS: dict[str, Any] = {
+    "Info": pb.InfoAnswer, "Warmup": pb.WarmupAnswer, "Reset": pb.ResetAnswer, "Prefill": pb.StepAnswer,
+    "Decode": pb.StepAnswer, "Filter": pb.Acknowledgement, "Concat": pb.Acknowledgement, "Load": pb.LoadAnswer,
+    "Unload": pb.UnloadAnswer,
+}
+METHODS = {
+    pb.InfoRequest: "Info", pb.WarmupRequest: "Warmup", pb.ResetRequest: "Reset", pb.PrefillRequest: "Prefill",
+    pb.DecodeRequest: "Decode", pb.FilterRequest: "Filter", pb.ConcatRequest: "Concat", pb.LoadRequest: "Load",
+    pb.UnloadRequest: "Unload",
+}
+
+Call = Callable[..., Awaitable[Any]]
+
+
+class ShardsLost(Exception):
+    def __init__(self, loss: Loss, reason: str, *, hung: bool = False) -> None:
+        super().__init__(reason)
+        self.loss = loss
+        self.hung = hung
+
+
+class Rank:
+    """One shard process: a channel and its calls, which take serialised messages."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._calls: dict[str, Call] = {
+            name: self._channel.unary_unary(f"/weft.shard.Shard/{name}", response_deserializer=answer.FromString)
+            for name, answer in ANSWERS.items()
+        }
+        self._watch = self._channel.unary_stream("/grpc.health.v1.Health/Watch")
+        self._presence: Any = None
+
+    def call(self, method: str, message: bytes, timeout: float | None) -> Awaitable[Any]:
+        """Under way as soon as this returns."""
+        return self._calls[method](message, timeout=timeout)
+
+    async def ready(self) -> None:
+        """Waits until it listens, and lets it know that its router is there: as long as the watch is open."""
+        await self._channel.channel_ready()
+        if self._presence is None or self._presence.done():
+            self._presence = self._watch(NO_SERVICE)
+
+    async def close(self) -> None:
+        if self._presence is not None:
+            self._presence.cancel()
+        await self._channel.close()
+
+
+class Shards:
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self.addresses = tuple(addresses)
+        self._ranks: list[Rank] = []
+
+    @property
+    def world_size(self) -> int:
+        return len(self.addresses)
+
+    async def connect(self) -> None:
+        """Waits until every rank listens."""
+        if not self._ranks:
+            self._ranks = [Rank(address) for address in self.addresses]
+        await asyncio.gather(*(rank.ready() for rank in self._ranks))
+
+    async def close(self) -> None:
+        ranks, self._ranks = self._ranks, []
+        await asyncio.gather(*(rank.close() for rank in ranks))
+
+    async def info(self, timeout: float) -> list[pb.InfoAnswer]:
+        return await self._everywhere([pb.InfoRequest()], timeout)
+
+    async def warmup(self, request: pb.WarmupRequest) -> None:
+        await self._everywhere([request], None)
+
+    async def reset(self, epoch: int, timeout: float) -> None:
+        await self._everywhere([pb.ResetRequest(epoch=epoch)], timeout)
+
+    async def load(self, request: pb.LoadRequest) -> None:
+        await self._everywhere([request], None)
+
+    async def unload(self, request: pb.UnloadRequest) -> None:
+        await self._everywhere([request], None)
+
+    def send(self, messages: list[Any], timeout: float) -> Awaitable[Any]:
+        """All messages to all ranks, none waiting for the one before. Resolves to rank 0's answer to the last of them
+        when every rank has acknowledged all."""
+        return self._first_answer(self._start(messages, timeout), len(messages))
+
+    async def _everywhere(self, messages: list[Message], timeout: float | None) -> list[Any]:
+        return await self._settle(self._start(messages, timeout))
+
+    async def _first_answer(self, calls: list[Awaitable[Any]], count: int) -> Any:
+        return (await self._settle(calls))[count - 1]
+
+    def _start(self, messages: list[Any], timeout: float | None) -> list[Awaitable[Any]]:
+        sealed = [(METHODS[type(message)], message.SerializeToString()) for message in messages]
+        return [rank.call(method, data, timeout) for rank in self._ranks for method, data in sealed]
+
+    async def _settle(self, calls: list[Awaitable[Any]]) -> list[Any]:
+        """Waits for all of them, also when one fails: a Reset that overtook what another rank still has before it
+        would leave the ranks at different places."""
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        lost = [self._lost(result) for result in results if isinstance(result, BaseException)]
+        if lost:
+            raise max(lost, key=lambda each: SEVERITY.index(each.loss))
+        return list(results)
+
+    def _lost(self, error: BaseException) -> ShardsLost:
+        if not isinstance(error, grpc.aio.AioRpcError):
+            raise error
+        code = error.code()
+        loss = LOSSES.get(code, Loss.DEATH)
+        if loss is Loss.STEP_ERROR and self.world_size > 1:
+            # Ranks that failed between two collectives cannot be trusted to be in step again.
+            loss = Loss.DEATH
+        hung = code is grpc.StatusCode.DEADLINE_EXCEEDED
+        return ShardsLost(loss, f"{code.name.lower()}: {error.details()}", hung=hung)

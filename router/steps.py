@@ -1,0 +1,203 @@
+"""What the next step consists of: the two ways in which prompts meet running sequences.
+
+`Mixed` runs chunks of prompts beside the decodes, in one lasting batch. `Pause` gives newcomers a batch and steps of
+their own and joins them afterwards. Both see only the house (who runs, who waits, what steps cost) and return a draft.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from router.batch import Batch
+from router.budget import Budget, load_of_chunk
+from router.costs import CostModel, Load
+from router.messages import Chunk, Concat, Decode, Filter, Grant, Newcomer, Prefill
+from router.policy import Policy
+from router.running import Running
+from router.sequence import Sequence, State
+
+
+class House(Protocol):
+    """The part of the scheduler that a policy may use."""
+
+    policy: Policy
+    running: Running
+    costs: CostModel
+
+    def next_newcomer(self) -> Sequence | None: ...
+    def num_waiting(self) -> int: ...
+    def take(self, newcomer: Sequence) -> None: ...
+    def wait_again(self, yielded: list[Sequence]) -> None: ...
+
+
+@dataclass(slots=True)
+class Draft:
+    """A step in the making. `before` precedes the step; without a batch there is no step."""
+
+    before: list[Filter | Concat] = field(default_factory=list)
+    batch: Batch | None = None
+    ready: list[Sequence] = field(default_factory=list)
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    newcomers: list[Newcomer] = field(default_factory=list)
+    grants: list[Grant] = field(default_factory=list)
+
+    def step(self) -> Prefill | Decode | None:
+        if self.batch is not None and self.chunks:
+            chunks = tuple(Chunk(s.number, s.computed, length) for s, length in self.chunks)
+            return Prefill(self.batch.number, tuple(self.newcomers), chunks, bool(self.ready), tuple(self.grants))
+        if self.batch is not None and self.ready:
+            return Decode(self.batch.number, tuple(self.grants))
+        return None
+
+
+class Steps:
+    """What both policies share: who is ready, who must grow, which prompts fit a budget."""
+
+    def __init__(self, house: House) -> None:
+        self.house = house
+
+    def draft(self) -> Draft:
+        raise NotImplementedError
+
+    def grow(self, ready: list[Sequence], draft: Draft) -> None:
+        draft.grants, yielded = self.house.running.grow(ready)
+        self.house.wait_again(yielded)
+        draft.ready = [s for s in ready if s.state is State.RUNNING] if yielded else ready
+
+    def fill(self, draft: Draft, budget: Budget, may_enter: Callable[[int], bool]) -> bool:
+        """Put chunks into the draft, unfinished prompts first; returns whether the budget turned one away."""
+        assert draft.batch is not None
+        for sequence in unfinished(draft.batch):
+            if not self._chunk(draft, budget, sequence):
+                return True
+        while may_enter(budget.tokens) and (newcomer := self.house.next_newcomer()) is not None:
+            if not budget.chunk(0, newcomer.length):
+                return True
+            self.house.take(newcomer)
+            draft.newcomers.append(self.house.running.enter(newcomer, draft.batch))
+            self._chunk(draft, budget, newcomer)
+        return False
+
+    def _chunk(self, draft: Draft, budget: Budget, sequence: Sequence) -> int:
+        length = budget.chunk(sequence.computed, sequence.given - sequence.computed)
+        if length:
+            budget.spend(sequence.computed, length)
+            draft.chunks.append((sequence, length))
+        return length
+
+    def block_size(self) -> int:
+        return self.house.running.blocks.size
+
+
+class Mixed(Steps):
+    def __init__(self, house: House) -> None:
+        super().__init__(house)
+        self._starved = 0
+
+    def draft(self) -> Draft:
+        running, draft = self.house.running, Draft()
+        ready = [s for batch in running.batches for s in batch if s.is_ready]
+        self.grow(ready, draft)
+        draft.before += running.owed_filters()
+        draft.batch = running.batches[0] if running.batches else running.new_batch()
+        turned_away = self.fill(draft, self._budget(draft.ready), lambda tokens: tokens > 0)
+        self._starved = self._starved + 1 if turned_away and not draft.chunks else 0
+        return draft
+
+    def _budget(self, ready: list[Sequence]) -> Budget:
+        """The stall promise, unless it has kept prompts waiting for too long: then one block, whatever it takes."""
+        policy, size = self.house.policy, self.block_size()
+        left = policy.max_prefill_tokens - len(ready)
+        if not ready:
+            return Budget(left, size)
+        if self._starved >= policy.max_starved_steps:
+            return Budget(size, size)
+        return Budget.beside(load_of(ready), left, size, policy.stall_seconds, self.house.costs)
+
+
+class Pause(Steps):
+    def __init__(self, house: House) -> None:
+        super().__init__(house)
+        self._joining: Batch | None = None
+        self._decode_next = False
+        self._decodes = 0  # since newcomers were last taken
+
+    def draft(self) -> Draft:
+        running, draft = self.house.running, Draft()
+        draft.before += running.owed_filters()
+        if self._joining not in running.batches:
+            self._joining = None
+        if self._joining is not None and not unfinished(self._joining):
+            self._join(draft)
+        if not (self._decode_next and self._decoding()):
+            self._prefill(draft)
+        if not draft.chunks:
+            self._decode(draft)
+        return draft
+
+    def _prefill(self, draft: Draft) -> None:
+        """Go on with the prompts of those who join, or else take newcomers."""
+        if self._joining is not None:
+            self._run_prompts(draft, self._joining, lambda _: False)
+        elif self._is_due():
+            self._take_newcomers(draft)
+
+    def _decoding(self) -> list[Sequence]:
+        """The ready sequences of the batch that newcomers will join."""
+        first = next((b for b in self.house.running.batches if b is not self._joining), None)
+        return [s for s in first if s.is_ready] if first is not None else []
+
+    def _join(self, draft: Draft) -> None:
+        if len(self.house.running.batches) > 1:
+            draft.before.append(Concat(self.house.running.concat()))
+        self._joining = None
+
+    def _is_due(self) -> bool:
+        policy, running, waiting = self.house.policy, len(self.house.running), self.house.num_waiting()
+        if not waiting:
+            return False
+        enough = waiting >= max(1, int(running * policy.waiting_served_ratio))
+        return not running or enough or self._decodes >= policy.max_waiting_tokens
+
+    def _take_newcomers(self, draft: Draft) -> None:
+        if self.house.next_newcomer() is None:
+            return
+        self._joining = self.house.running.new_batch()
+        self._decodes = 0
+        whole = self.house.policy.max_prefill_tokens
+        self._run_prompts(draft, self._joining, lambda left: self._fits_whole(left, whole))
+
+    def _fits_whole(self, left: int, whole: int) -> bool:
+        """Only a prompt that is longer than the whole budget is cut."""
+        newcomer = self.house.next_newcomer()
+        return newcomer is not None and (left == whole or newcomer.length <= left)
+
+    def _run_prompts(self, draft: Draft, joining: Batch, may_enter: Callable[[int], bool]) -> None:
+        draft.batch = joining
+        self.fill(draft, Budget(self.house.policy.max_prefill_tokens, self.block_size()), may_enter)
+        self._decode_next = True
+
+    def _decode(self, draft: Draft) -> None:
+        self._decode_next = False
+        ready = self._decoding()
+        if ready:
+            self._decodes += 1
+            self.grow(ready, draft)
+            draft.before += self.house.running.owed_filters()
+            draft.batch = next((b for b in self.house.running.batches if b is not self._joining), None)
+
+
+def unfinished(batch: Batch) -> list[Sequence]:
+    return [sequence for sequence in batch if not sequence.is_ready]
+
+
+def load_of(ready: list[Sequence]) -> Load:
+    return Load(rows=len(ready), context=sum([s.length + s.in_flight for s in ready]))
+
+
+def load_of_step(draft: Draft) -> Load:
+    """To be asked before the step counts as computed."""
+    ready = load_of(draft.ready)
+    chunks = [load_of_chunk(sequence.computed, length) for sequence, length in draft.chunks]
+    context = ready.context + sum(chunk.context for chunk in chunks)
+    return Load(ready.rows + len(chunks), sum(chunk.chunk_tokens for chunk in chunks), context)

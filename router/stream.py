@@ -1,0 +1,144 @@
+"""The mailbox of one request's events, between the engine's loop and one client.
+
+Knows nothing of how events are made or rendered. The engine puts, the dialect takes; both run on the same event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.errors import Cancelled, RequestError
+from router.request import FinishReason, Request
+
+# About what rendering adds to the text; only a measure for what a slow reader makes us keep.
+TOKEN_BYTES = 128
+TOP_TOKEN_BYTES = 64
+PROMPT_LOGPROB_BYTES = 64
+
+
+@dataclass(slots=True)
+class TopToken:
+    id: int
+    text: str
+    logprob: float
+    special: bool
+
+
+@dataclass(slots=True)
+class TokenEvent:
+    id: int
+    text: str  # "" while a character is incomplete
+    logprob: float
+    special: bool
+    top: tuple[TopToken, ...] = ()
+
+
+@dataclass(slots=True)
+class PromptEvent:
+    """Logprobs of the prompt's tokens from index `start` on, for requests that asked."""
+
+    start: int
+    logprobs: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class FinishedEvent:
+    """The end. Put together with the last token, so that both are taken at once."""
+
+    reason: FinishReason
+    text: str  # the whole visible text: without special tokens, up to and including a stop string
+    num_tokens: int
+    queue_seconds: float
+    inference_seconds: float
+
+
+@dataclass(slots=True)
+class FailedEvent:
+    error: RequestError
+
+
+Event = TokenEvent | PromptEvent | FinishedEvent | FailedEvent
+
+
+class Stream:
+    """`limit` is the size in bytes above which the reader counts as slow: `on_full` is called when it is passed,
+    `on_drained` when the reader came back. `on_leave` is called when the client leaves before the end.
+    """
+
+    __slots__ = ("_ended", "_full", "_left", "_limit", "_on_drained", "_on_full", "_on_leave", "_size", "_waiting",
+                 "_wake", "cut", "request")
+
+    def __init__(self, request: Request, limit: int, on_full: Callable[["Stream"], None],
+                 on_drained: Callable[["Stream"], None], on_leave: Callable[["Stream"], None]) -> None:
+        self.request = request
+        # What ends the connection at once. A reader that is stuck in a write does not come back for the event.
+        self.cut: Callable[[], None] | None = None
+        self._limit = limit
+        self._on_full = on_full
+        self._on_drained = on_drained
+        self._on_leave = on_leave
+        self._waiting: list[Event] = []
+        self._wake: Callable[[], object] | None = None
+        self._size = 0
+        self._full = self._ended = self._left = False
+
+    def put(self, event: Event) -> None:
+        """Add an event; what comes after the client left is dropped."""
+        if self._left:
+            return
+        assert not self._ended, "an event after the last one"
+        self._waiting.append(event)
+        if type(event) is TokenEvent:
+            self._size += TOKEN_BYTES + len(event.text) + TOP_TOKEN_BYTES * len(event.top)
+        else:
+            self._put_rare(event)
+        if self._wake is not None and len(self._waiting) == 1:
+            self._wake()
+        if self._size > self._limit and not self._full and not self._ended:
+            self._full = True
+            self._on_full(self)
+
+    def take(self) -> list[Event]:
+        """All there are."""
+        taken, self._waiting = self._waiting, []
+        self._size = 0
+        if self._full and not self._ended:  # after the end it is nobody's business
+            self._full = False
+            self._on_drained(self)
+        return taken
+
+    def listen(self, wake: Callable[[], object]) -> None:
+        """Have `wake` called, inside `put`, when there is something to take after there was nothing."""
+        self._wake = wake
+
+    async def events(self) -> list[Event]:
+        """Wait until there is at least one, take all there are."""
+        if not self._waiting:
+            arrived = asyncio.Event()
+            self.listen(arrived.set)
+            await arrived.wait()
+        return self.take()
+
+    def close(self) -> None:
+        """The client left, or took everything. Closing again does nothing."""
+        if self._left:
+            return
+        self._left = True
+        self._waiting.clear()
+        if not self._ended:
+            self._on_leave(self)
+
+    @property
+    def size(self) -> int:
+        """About the bytes that would be written for what waits."""
+        return self._size
+
+    def _put_rare(self, event: Event) -> None:
+        if isinstance(event, PromptEvent):
+            self._size += PROMPT_LOGPROB_BYTES * len(event.logprobs)
+            return
+        self._ended = True
+        if isinstance(event, FinishedEvent):
+            self._size += TOKEN_BYTES + len(event.text)
+        elif isinstance(event, FailedEvent) and isinstance(event.error, Cancelled) and self.cut is not None:
+            self.cut()

@@ -1,0 +1,133 @@
+"""Text to token ids and back.
+
+Knows nothing of requests, and nothing of the model but its vocabulary. `Tokenizer` belongs to the model, a
+`Detokenizer` to one sequence.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+# What decoders write for bytes that are not, or not yet, a character.
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# A character has at most four bytes, so at most four tokens. Behind more of them that decode to no text is no
+# character to wait for.
+MAX_TOKENS_OF_A_CHARACTER = 4
+
+
+class Tokenizer:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, end_tokens: Iterable[int]) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[int, str] = {}  # at most one entry per token of the vocabulary
+        self._widths: dict[int, int] = {}  # characters of a token by itself, likewise
+        self.special = frozenset(
+            token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
+        self.end_tokens = frozenset(end_tokens)
+        self.vocabulary_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def encoding(self, text: str, *, add_special_tokens: bool = True, last: int | None = None) -> tokenizers.Encoding:
+        """The tokens of a text, or the last so many. Other threads run meanwhile: only batches let go of the lock."""
+        encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        if last is not None:
+            encoding.truncate(last, direction="left")
+        return encoding
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self.encoding(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special)
+
+    def is_special(self, token: int) -> bool:
+        return token in self.special
+
+    def token_text(self, token: int) -> str:
+        """The text of a token by itself, special or not."""
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self._tokenizer.decode([token], skip_special_tokens=False)
+        return text
+
+    def detokenizer(self) -> "Detokenizer":
+        return Detokenizer(self._tokenizer.decode, self.special, self._widths)
+
+
+class Detokenizer:
+    """Makes text of the tokens of one sequence as they come: whole characters only, special tokens skipped.
+
+    The pieces together are what decoding all tokens at once would give. A token may decode differently behind others
+    (a blank before a word, bytes that join to a character), so what is decoded is a window:
+
+        window:   [ tokens of the last piece | tokens held back ]
+                    0            known          len(window)
+        decoded:  [ seen                     | the next piece   ]
+    """
+
+    __slots__ = ("_decode", "_known", "_seen", "_special", "_widths", "_window")
+
+    def __init__(self, decode: Callable[[list[int]], str], special: frozenset[int], widths: dict[int, int]) -> None:
+        self._decode = decode
+        self._special = special
+        self._widths = widths
+        self._window: list[int] = []
+        self._known = 0
+        self._seen = 0  # characters
+
+    def step(self, token: int) -> str:
+        """The text that this token completes; "" while a character is incomplete."""
+        if token in self._special:
+            return ""
+        window = self._window
+        window.append(token)
+        text = self._decode(window)
+        if text.endswith(REPLACEMENT):
+            return self._undecided(text)
+        piece = text[self._seen:]
+        del window[:self._known]
+        self._known = len(window)
+        self._seen = self._width(token) if self._known == 1 else len(self._decode(window))
+        return piece
+
+    def _width(self, token: int) -> int:
+        """Characters of a token by itself: what a window begins with in nearly every step, so it is remembered."""
+        width = self._widths.get(token)
+        if width is None:
+            width = self._widths[token] = len(self._decode([token]))
+        return width
+
+    def finish(self) -> str:
+        """The text of tokens held back, when no more will come."""
+        piece = self._decode(self._window)[self._seen:]
+        self._window.clear()
+        self._known = self._seen = 0
+        return piece
+
+    def _undecided(self, text: str) -> str:
+        """Hold back, but not for ever: of a longer run of broken bytes only the last can still become a character."""
+        window = self._window
+        if len(window) - self._known <= 2 * MAX_TOKENS_OF_A_CHARACTER:
+            return ""
+        piece = text[self._seen:-1]
+        del window[:-MAX_TOKENS_OF_A_CHARACTER]
+        self._known = 0
+        self._seen = max(len(self._decode(window)) - 1, 0)
+        return piece
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte under the byte's own number, and `<|end|>` as 256: the tokenizer of the simulated model."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=byte_letters(), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", special=True, normalized=False)])
+    return Tokenizer(tokenizer, end_tokens=[256])
+
+
+def byte_letters() -> dict[str, int]:
+    """The printable letter that stands for each byte in byte-level vocabularies."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
+    letters = {chr(byte): byte for byte in printable}
+    letters.update((chr(256 + index), byte) for index, byte in enumerate(others))
+    return letters

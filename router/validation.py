@@ -1,0 +1,273 @@
+"""Makes a `Request` of what a client wants: checks every limit once and tokenises off the event loop.
+
+The only place that makes a Request, for every dialect. Knows nothing of HTTP or JSON; messages name the parameters as
+the TGI dialect does.
+"""
+
+import asyncio
+import hashlib
+import math
+import secrets
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Self
+
+from router.config import RouterConfig
+from router.errors import InvalidRequest, Overloaded
+from router.messages import ModelFacts
+from router.request import Request, SamplingParams
+from router.tokenizer import Tokenizer
+
+# Of `max_new_tokens` so much must fit behind the prompt; what goes beyond is cut to what is left, and ends with
+# `length`. Clients of TGI rely on asking for more than there is.
+MUST_FIT = 1024
+# Every token's text is searched for stop strings, in time proportional to the longest.
+MAX_STOP_CHARACTERS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a client asks for: types are right, nothing else is checked. None means not given."""
+
+    prompt: str
+    best_of: int | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    do_sample: bool = False
+    max_new_tokens: int | None = None
+    stop_strings: tuple[str, ...] = ()
+    truncate: int | None = None
+    watermark: bool = False
+    seed: int | None = None
+    top_n_tokens: int | None = None
+    prompt_logprobs: bool = False
+    grammar: object = None
+    adapter: str | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Any parameter that only makes sense with draws switches them on."""
+        return self.do_sample or self.temperature not in {None, 1.0} or any(
+            value is not None for value in (self.top_k, self.top_p, self.typical_p))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the texts to generate for a client. `seed` gives the same text again; None where nothing is drawn."""
+
+    request: Request
+    seed: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most tokens in a prompt and in a request: as configured, or as model and cache allow."""
+
+    max_input_tokens: int
+    max_total_tokens: int
+
+    @classmethod
+    def of(cls, config: RouterConfig, facts: ModelFacts) -> Self:
+        fits = min(facts.max_positions, facts.num_blocks * facts.block_size)
+        total = config.max_total_tokens or fits
+        if total > fits:
+            raise ValueError(f"--max-total-tokens is {total}, but model and cache can hold {fits} tokens; lower it")
+        prompt = config.max_input_tokens or total - 1
+        if prompt >= total:
+            raise ValueError(f"--max-input-tokens is {prompt}, it must be below --max-total-tokens ({total})")
+        return cls(max_input_tokens=prompt, max_total_tokens=total)
+
+
+class Validator:
+    """Close it to end its threads."""
+
+    def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer) -> None:
+        self.limits = Limits.of(config, facts)
+        self.tokenizer = tokenizer
+        self._config = config
+        self._facts = facts
+        self._threads = ThreadPoolExecutor(config.validation_workers, thread_name_prefix="tokenizer")
+        self._num_waiting = 0
+
+    async def choices(self, wanted: Wanted) -> list[Choice]:
+        """The requests for what is wanted, one for each of `best_of`. Raises InvalidRequest or Overloaded."""
+        sampling = self._check(wanted)
+        prompt = await self._tokenised(wanted)
+        if wanted.grammar is not None:
+            raise InvalidRequest("`grammar` is given, but this model is served without grammars; leave it out")
+        if wanted.adapter is not None:
+            raise InvalidRequest("`adapter_id` is given, but this model is served without adapters; leave it out")
+        return [self._choice(wanted, sampling, prompt, index) for index in range(wanted.best_of or 1)]
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def _check(self, wanted: Wanted) -> SamplingParams:
+        """All that can be said before the prompt is tokenised, in TGI's order."""
+        self._check_best_of(wanted)
+        sampling = self._sampling(wanted)
+        if wanted.max_new_tokens == 0:
+            raise InvalidRequest("`max_new_tokens` must be at least 1, got 0")
+        self._check_stop_strings(wanted.stop_strings)
+        if wanted.seed is not None and (wanted.best_of or 1) > 1:
+            raise InvalidRequest("`seed` must not be given with `best_of` above 1: all choices would be the same")
+        self._check_top_n_tokens(sampling.top_n_tokens)
+        check_text("inputs", wanted.prompt)
+        self._check_truncate(wanted.truncate)
+        return sampling
+
+    def _check_best_of(self, wanted: Wanted) -> None:
+        best_of, limit = wanted.best_of or 1, self._config.max_best_of
+        if best_of > limit:
+            raise InvalidRequest(f"`best_of` must be at most {limit} (--max-best-of), got {best_of}")
+        if best_of > 1 and not wanted.samples:
+            raise InvalidRequest(f"`best_of` is {best_of}, but nothing is sampled: all choices would be the same; set "
+                                 "`do_sample`, `temperature`, `top_k`, `top_p` or `typical_p`")
+
+    def _sampling(self, wanted: Wanted) -> SamplingParams:
+        # The order of these lines is TGI's order of checks.
+        temperature = above_zero("temperature", wanted.temperature)
+        repetition_penalty = above_zero("repetition_penalty", wanted.repetition_penalty)
+        return SamplingParams(
+            temperature=temperature if wanted.samples else 0.0,
+            repetition_penalty=repetition_penalty if repetition_penalty != 1 else 0.0,
+            frequency_penalty=between("frequency_penalty", wanted.frequency_penalty, -2.0, 2.0),
+            top_p=fraction("top_p", wanted.top_p),
+            typical_p=fraction("typical_p", wanted.typical_p),
+            top_k=self._top_k(wanted.top_k),
+            watermark=wanted.watermark,
+            top_n_tokens=wanted.top_n_tokens or 0,
+        )
+
+    def _top_k(self, value: int | None) -> int:
+        if value is not None and value <= 0:
+            raise InvalidRequest(f"`top_k` must be at least 1, got {value}")
+        return value if value is not None and value < self._facts.vocabulary_size else 0
+
+    def _check_stop_strings(self, strings: tuple[str, ...]) -> None:
+        limit = self._config.max_stop_sequences
+        if len(strings) > limit:
+            raise InvalidRequest(f"`stop` must hold at most {limit} strings (--max-stop-sequences), got {len(strings)}")
+        for string in strings:
+            check_text("stop", string)
+            if len(string) > MAX_STOP_CHARACTERS:
+                raise InvalidRequest(f"a string in `stop` must have at most {MAX_STOP_CHARACTERS} characters, "
+                                     f"got {len(string)}")
+
+    def _check_top_n_tokens(self, value: int) -> None:
+        limit = self._config.max_top_n_tokens
+        if value > limit:
+            raise InvalidRequest(f"`top_n_tokens` must be at most {limit} (--max-top-n-tokens), got {value}")
+
+    def _check_truncate(self, value: int | None) -> None:
+        limit = self.limits.max_input_tokens
+        if value is not None and not 1 <= value <= limit:
+            raise InvalidRequest(f"`truncate` must be at least 1 and at most {limit} (--max-input-tokens), got {value}")
+
+    async def _tokenised(self, wanted: Wanted) -> tuple[int, ...]:
+        if self._num_waiting >= self._config.max_concurrent_requests:
+            raise Overloaded(f"{self._num_waiting} prompts wait to be tokenised (--max-concurrent-requests)")
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._tokenise, wanted)
+        finally:
+            self._num_waiting -= 1
+
+    def _tokenise(self, wanted: Wanted) -> tuple[int, ...]:
+        encoding = self.tokenizer.encoding(wanted.prompt, last=wanted.truncate)
+        self._check_length(len(encoding), wanted.max_new_tokens)
+        prompt = tuple(encoding.ids)
+        if max(prompt) >= self._facts.vocabulary_size:
+            raise InvalidRequest(f"`inputs` holds token {max(prompt)}; this model knows those below "
+                                 f"{self._facts.vocabulary_size}")
+        return prompt
+
+    def _check_length(self, num_tokens: int, max_new_tokens: int | None) -> None:
+        limit, total = self.limits.max_input_tokens, self.limits.max_total_tokens
+        if num_tokens == 0:
+            raise InvalidRequest("`inputs` must hold at least one token, got none")
+        if max_new_tokens is not None and num_tokens + min(max_new_tokens, MUST_FIT) > total:
+            raise InvalidRequest(f"`inputs` ({num_tokens} tokens) and `max_new_tokens` ({max_new_tokens}) must be at "
+                                 f"most {total} together (--max-total-tokens); shorten one, or set `truncate`")
+        if num_tokens > limit:
+            raise InvalidRequest(f"`inputs` must have at most {limit} tokens (--max-input-tokens), got {num_tokens}; "
+                                 "shorten it, or set `truncate`")
+
+    def _choice(self, wanted: Wanted, sampling: SamplingParams, prompt: tuple[int, ...], index: int) -> Choice:
+        left = self.limits.max_total_tokens - len(prompt)
+        seed = chosen_seed(wanted.seed) if sampling.temperature else None
+        request = Request(
+            id=secrets.token_hex(16),
+            prompt=prompt,
+            max_new_tokens=left if wanted.max_new_tokens is None else min(wanted.max_new_tokens, left),
+            key=0 if seed is None else draw_key(seed, 0 if wanted.seed is None else index),
+            sampling=sampling,
+            end_tokens=self.tokenizer.end_tokens,
+            stop_strings=wanted.stop_strings,
+            prompt_logprobs=wanted.prompt_logprobs,
+        )
+        return Choice(request, seed)
+
+
+def chosen_seed(given: int | None) -> int:
+    """53 bits: a seed that was drawn survives the numbers of every JSON reader, and can be sent again."""
+    return secrets.randbits(53) if given is None else given
+
+
+def draw_key(seed: int, choice: int) -> int:
+    """64 bits that every draw of a request depends on; the same in every process."""
+    name = b"weft draw" + seed.to_bytes(8, "little") + choice.to_bytes(8, "little")
+    return int.from_bytes(hashlib.sha256(name).digest()[:8], "little")
+
+
+def check_text(name: str, text: str) -> None:
+    if not text:
+        raise InvalidRequest(f"`{name}` must not be an empty string")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"`{name}` holds half of a surrogate pair, which is no character") from None
+
+
+def as_float32(name: str, value: float) -> float:
+    """The value as the shard will see it: what a 32-bit number cannot tell from a bound is refused like the bound."""
+    try:
+        narrow: float = struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        narrow = math.inf
+    if not math.isfinite(narrow):
+        raise InvalidRequest(f"`{name}` must be a finite 32-bit number, got {value}")
+    return narrow
+
+
+def above_zero(name: str, value: float | None) -> float:
+    if value is None:
+        return 1.0
+    narrow = as_float32(name, value)
+    if narrow <= 0:
+        raise InvalidRequest(f"`{name}` must be above 0, got {value}")
+    return narrow
+
+
+def between(name: str, value: float | None, low: float, high: float) -> float:
+    if value is None:
+        return 0.0
+    narrow = as_float32(name, value)
+    if not low <= narrow <= high:
+        raise InvalidRequest(f"`{name}` must be at least {low} and at most {high}, got {value}")
+    return narrow
+
+
+def fraction(name: str, value: float | None) -> float:
+    """0 where nothing is given: keep all candidates."""
+    if value is None:
+        return 0.0
+    narrow = as_float32(name, value)
+    if not 0 < narrow < 1:
+        raise InvalidRequest(f"`{name}` must be above 0 and below 1, got {value}; leave it out to keep all candidates")
+    return narrow

@@ -1,0 +1,201 @@
+"""From the core's messages to the columns of proto/shard.proto, and back with the answers checked.
+
+Rows become columns here and nowhere else. What a shard says is not believed: an answer that names unknown sequences,
+misses one, counts wrongly or holds a token outside the vocabulary is a `Defect`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import fields
+from itertools import chain
+from typing import TypeVar
+
+from router.config import RouterConfig
+from router.messages import (
+    Answer,
+    AnswerRow,
+    Chunk,
+    Concat,
+    Decode,
+    Filter,
+    Grant,
+    Measurement,
+    Message,
+    ModelFacts,
+    Newcomer,
+    Plan,
+    Prefill,
+    PromptLogprobs,
+)
+from router.request import SamplingParams
+from shard.pb import shard_pb2 as pb
+
+FAILURES = {
+    pb.NON_FINITE: "the model's output was not a number",
+    pb.GRAMMAR: "the grammar had no way on",
+    pb.NO_ROOM: "the model has no position left",
+}
+SAMPLING = {field.name: field.default for field in fields(SamplingParams)}
+
+T = TypeVar("T")
+
+Wire = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatRequest
+
+
+class Defect(Exception):
+    """An answer that makes no sense."""
+
+
+# -- to the shards
+
+
+def encode(plan: Plan) -> list[Wire]:
+    first = plan.order - len(plan.messages) + 1
+    return [_encode(message, plan.epoch, first + index) for index, message in enumerate(plan.messages)]
+
+
+def _encode(message: Message, epoch: int, order: int) -> Wire:
+    match message:
+        case Prefill():
+            return pb.PrefillRequest(
+                epoch=epoch, order=order, batch=message.batch, sequences=_sequences(message.newcomers),
+                chunks=_chunks(message.chunks), alongside=message.alongside, grants=_grants(message.grants))
+        case Decode():
+            return pb.DecodeRequest(epoch=epoch, order=order, batch=message.batch, grants=_grants(message.grants))
+        case Filter():
+            return pb.FilterRequest(
+                epoch=epoch, order=order, batch=message.batch, keep=pb.Keep(sequences=message.keep))
+        case Concat():
+            return pb.ConcatRequest(epoch=epoch, order=order, batches=message.batches)
+
+
+def _sequences(newcomers: tuple[Newcomer, ...]) -> pb.Sequences | None:
+    if not newcomers:
+        return None
+    requests = [newcomer.request for newcomer in newcomers]
+    return pb.Sequences(
+        ids=[n.sequence for n in newcomers],
+        num_tokens=[len(n.request.prompt) + len(n.generated) for n in newcomers],
+        num_prompt_tokens=[len(request.prompt) for request in requests],
+        tokens=chain.from_iterable(chain(n.request.prompt, n.generated) for n in newcomers),
+        num_cached=[n.num_cached for n in newcomers],
+        num_blocks=[len(n.blocks) for n in newcomers],
+        blocks=chain.from_iterable(n.blocks for n in newcomers),
+        keys=[request.key for request in requests],
+        sampling=_sampling([request.sampling for request in requests]),
+        prompt_logprobs=_column([request.prompt_logprobs for request in requests], False),
+        adapters=_column([request.adapter.id if request.adapter else 0 for request in requests], 0),
+        grammars=_column([request.grammar.id if request.grammar else 0 for request in requests], 0),
+    )
+
+
+def _sampling(params: list[SamplingParams]) -> pb.Sampling:
+    columns = {name: _column([getattr(p, name) for p in params], default) for name, default in SAMPLING.items()}
+    return pb.Sampling(**columns)
+
+
+def _column(values: list[T], default: T) -> list[T]:
+    """A column in which every row has the default is left out."""
+    return values if any(value != default for value in values) else []
+
+
+def _chunks(chunks: tuple[Chunk, ...]) -> pb.Chunks:
+    return pb.Chunks(sequences=[c.sequence for c in chunks], starts=[c.start for c in chunks],
+                     lengths=[c.length for c in chunks])
+
+
+def _grants(grants: tuple[Grant, ...]) -> pb.Grants | None:
+    if not grants:
+        return None
+    return pb.Grants(sequences=[g.sequence for g in grants], num_blocks=[len(g.blocks) for g in grants],
+                     blocks=chain.from_iterable(g.blocks for g in grants))
+
+
+def warmup_request(config: RouterConfig, max_total_tokens: int) -> pb.WarmupRequest:
+    return pb.WarmupRequest(
+        block_size=config.block_size, max_prefill_tokens=config.max_batch_prefill_tokens,
+        max_batch_size=config.max_batch_size, max_total_tokens=max_total_tokens,
+        max_cache_tokens=config.max_batch_total_tokens or 0)
+
+
+# -- from the shards
+
+
+def facts(infos: list[pb.InfoAnswer]) -> ModelFacts:
+    """What the ranks say of themselves, as one: they must agree on everything but their cache, of which the smallest
+    counts."""
+    first = infos[0]
+    for info in infos[1:]:
+        if (info.model, info.vocabulary_size, info.max_positions) != (first.model, first.vocabulary_size,
+                                                                     first.max_positions):
+            raise Defect(f"rank {info.rank} serves another model than rank {first.rank}")
+    warm = first.warmup
+    return ModelFacts(
+        model=first.model, device=first.device, dtype=first.dtype, vocabulary_size=first.vocabulary_size,
+        max_positions=first.max_positions, block_size=warm.block_size,
+        num_blocks=min(info.warmup.num_blocks for info in infos), tokens_per_step=max(1, first.tokens_per_step),
+        mixed_steps=first.mixed_steps, exact=first.exact, world_size=first.world_size,
+        measurements=tuple(Measurement(*row) for row in zip(
+            warm.rows, warm.chunk_tokens, warm.context, warm.seconds, strict=True)))
+
+
+def decode(answer: pb.StepAnswer, plan: Plan, model: ModelFacts) -> Answer:
+    """The answer of rank 0 to the last message of a plan."""
+    if (answer.epoch, answer.order) != (plan.epoch, plan.order):
+        raise Defect(f"answer {answer.epoch}/{answer.order} to message {plan.epoch}/{plan.order}")
+    if not 0.0 <= answer.forward_seconds < 1e6:
+        raise Defect(f"a step that took {answer.forward_seconds} seconds")
+    rows = _rows(answer, model)
+    failed = _failed(answer)
+    if not set(plan.expects) <= rows.keys() | failed.keys() or not rows.keys() <= set(plan.expects) - failed.keys():
+        raise Defect(f"tokens for {[*rows]} and failures of {[*failed]} where {[*plan.expects]} were expected")
+    if not failed.keys() <= set(plan.members):
+        raise Defect(f"failures of {[*failed]} in a step of {[*plan.members]}")
+    return Answer(plan.epoch, answer.forward_seconds, rows, failed, _prompt_logprobs(answer))
+
+
+def _rows(answer: pb.StepAnswer, model: ModelFacts) -> dict[int, AnswerRow]:
+    numbers, tokens, logprobs = list(answer.sequences), list(answer.tokens), list(answer.logprobs)
+    counts = list(answer.num_tokens) or [1] * len(numbers)
+    if not len(counts) == len(numbers) == len(set(numbers)) or not sum(counts) == len(tokens) == len(logprobs):
+        raise Defect(f"{len(numbers)} rows with {sum(counts)} tokens, {len(tokens)} ids and {len(logprobs)} logprobs")
+    if tokens and max(tokens) >= model.vocabulary_size:
+        raise Defect(f"token {max(tokens)} outside the vocabulary of {model.vocabulary_size}")
+    if counts and not 1 <= min(counts) <= max(counts) <= model.tokens_per_step:
+        raise Defect(f"{min(counts)} to {max(counts)} tokens in a row, where 1 to {model.tokens_per_step} are possible")
+    if len(tokens) == len(numbers) and not answer.num_top_tokens:
+        return {number: AnswerRow((token,), (logprob,))
+                for number, token, logprob in zip(numbers, tokens, logprobs, strict=True)}
+    pieces = zip(cut(tokens, counts), cut(logprobs, counts), cut(_top(answer, len(tokens)), counts), strict=True)
+    return {number: AnswerRow(*piece) for number, piece in zip(numbers, pieces, strict=True)}
+
+
+def _top(answer: pb.StepAnswer, num_tokens: int) -> list[list[tuple[int, float]]]:
+    counts, ids, logprobs = answer.num_top_tokens, answer.top_tokens, answer.top_logprobs
+    if not counts:
+        return []
+    if len(counts) != num_tokens or not sum(counts) == len(ids) == len(logprobs):
+        raise Defect(f"{len(counts)} counts of top tokens for {num_tokens} tokens, {len(ids)} ids")
+    pairs = list(zip(ids, logprobs, strict=True))
+    return list(cut(pairs, counts))
+
+
+def _failed(answer: pb.StepAnswer) -> dict[int, str]:
+    if len(answer.failed) != len(answer.failures):
+        raise Defect(f"{len(answer.failed)} failed sequences with {len(answer.failures)} reasons")
+    reasons = [FAILURES.get(failure, "the shard gave no reason") for failure in answer.failures]
+    return dict(zip(answer.failed, reasons, strict=True))
+
+
+def _prompt_logprobs(answer: pb.StepAnswer) -> list[PromptLogprobs]:
+    numbers, starts, counts = answer.prompt_sequences, answer.prompt_starts, answer.num_prompt_logprobs
+    if not len(numbers) == len(starts) == len(counts) or sum(counts) != len(answer.prompt_logprobs):
+        raise Defect(f"{len(numbers)} prompts with {sum(counts)} logprobs, {len(answer.prompt_logprobs)} values")
+    pieces = cut(list(answer.prompt_logprobs), counts)
+    return [PromptLogprobs(*row) for row in zip(numbers, starts, pieces, strict=True)]
+
+
+def cut(values: list[T], counts: Iterable[int]) -> Iterable[list[T]]:
+    start = 0
+    for count in counts:
+        yield values[start:start + count]
+        start += count

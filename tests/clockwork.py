@@ -1,0 +1,140 @@
+"""The real core against a shard that is nothing but a cost model, under a virtual clock: fast enough for long runs.
+What a shard would say is made up on the spot; laws are checked in world.py, here only figures are taken."""
+
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+
+from router.costs import CostModel, Load
+from router.events import Entered, Finished, Produced
+from router.messages import Answer, AnswerRow, Measurement, ModelFacts, Plan, Prefill
+from router.policy import Policy
+from router.request import Request
+from router.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The true coefficients, in seconds: a step, a row, a prompt token, a cache place read."""
+
+    per_step: float
+    per_row: float
+    per_token: float
+    per_place: float
+    device: str = "cpu"
+
+    def seconds(self, load: Load) -> float:
+        return (self.per_step + self.per_row * load.rows + self.per_token * load.chunk_tokens
+                + self.per_place * load.context)
+
+    def facts(self, num_blocks: int, block_size: int = 16) -> ModelFacts:
+        loads = [Load(1, 0, 1), Load(64, 0, 64), Load(64, 0, 64_000), Load(1, 4096, 4096), Load(2, 4096, 4096)]
+        measured = tuple(Measurement(m.rows, m.chunk_tokens, m.context, self.seconds(m)) for m in loads)
+        return ModelFacts("clockwork", self.device, "none", 512, 2**20, block_size, num_blocks,
+                          measurements=measured)
+
+
+@dataclass(slots=True)
+class Taken:
+    """A step that was answered."""
+
+    plan: Plan
+    load: Load
+    chunk_load: Load  # the part of the load that its chunks are
+    seconds: float
+    is_outlier: bool
+    ended_at: float
+    heard_at: float
+
+
+@dataclass(slots=True)
+class Life:
+    request: Request
+    arrival: float
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    token_times: list[float] = field(default_factory=list)
+
+    @property
+    def wait(self) -> float:
+        assert self.first_token_at is not None
+        return self.first_token_at - self.arrival
+
+
+class Clockwork:
+    def __init__(self, policy: Policy, model: Model, num_blocks: int = 40_000, *, seed: int = 0, block_size: int = 16,
+                 latency: float = 0.0,
+                 luck: Callable[[random.Random], tuple[float, bool]] = lambda _: (1.0, False)) -> None:
+        self.policy, self.model, self.luck = policy, model, luck
+        self.latency = latency  # of every message, each way
+        self.random = random.Random(seed)
+        self.now = 0.0
+        facts = model.facts(num_blocks, block_size)
+        self.core = Scheduler(policy, facts)
+        self.core.shards_ready(facts, 1, 0.0)
+        self.lives: dict[int, Life] = {}
+        self.taken: list[Taken] = []
+        self.refused = 0
+        self.on_end: Callable[[Life], None] = lambda _: None
+        self.prompt_tokens_run = 0
+        self._arrivals: list[tuple[float, int, Request]] = []
+        self._tickets = count()
+        self._under_way: deque[Taken] = deque()
+
+    def arrive(self, request: Request, at: float = 0.0) -> None:
+        heapq.heappush(self._arrivals, (at, next(self._tickets), request))
+
+    def assume(self, factor: float) -> None:
+        """Let the core believe that everything takes this many times what it does."""
+        a, b, c, d = (value * factor for value in self.core.costs.coefficients)
+        self.core.costs = CostModel((a, b, c, d))
+
+    def run(self, until: Callable[["Clockwork"], bool] = lambda _: False) -> "Clockwork":
+        while (self._under_way or self._arrivals) and not until(self):
+            self._advance()
+            while (plan := self.core.plan(self.now)) is not None:
+                self._send(plan)
+        return self
+
+    def _advance(self) -> None:
+        """To the next arrival or the next answer, whichever comes first."""
+        answered = self._under_way[0].heard_at if self._under_way else float("inf")
+        if self._arrivals and self._arrivals[0][0] <= answered:
+            self.now, _, request = heapq.heappop(self._arrivals)
+            self._submit(request)
+        else:
+            self.now = answered
+            self._complete(self._under_way.popleft())
+
+    def _submit(self, request: Request) -> None:
+        first = self.core.submit(request, self.now)[0]
+        if isinstance(first, Entered):
+            self.lives[first.sequence] = Life(request, self.now)
+        else:
+            self.refused += 1
+
+    def _send(self, plan: Plan) -> None:
+        load = self.core._in_flight[-1].load or Load()
+        chunks = [chunk for message in plan.messages if isinstance(message, Prefill) for chunk in message.chunks]
+        chunk_load = Load(len(chunks), sum(c.length for c in chunks), sum(c.start + c.length for c in chunks))
+        self.prompt_tokens_run += chunk_load.chunk_tokens
+        factor, is_outlier = self.luck(self.random)
+        seconds = self.model.seconds(load) * factor if plan.members else 0.0
+        last = self._under_way[-1].ended_at if self._under_way else 0.0
+        end = max(self.now + self.latency, last) + seconds
+        self._under_way.append(Taken(plan, load, chunk_load, seconds, is_outlier, end, end + self.latency))
+
+    def _complete(self, step: Taken) -> None:
+        self.taken.append(step)
+        rows = {number: AnswerRow((7,), (0.0,)) for number in step.plan.expects}
+        for event in self.core.complete(step.plan.order, Answer(1, step.seconds, rows, {}), {}, self.now):
+            if isinstance(event, Produced):
+                life = self.lives[event.sequence]
+                life.first_token_at = self.now if life.first_token_at is None else life.first_token_at
+                life.token_times.append(self.now)
+            elif isinstance(event, Finished):
+                self.lives[event.sequence].ended_at = self.now
+                self.on_end(self.lives[event.sequence])

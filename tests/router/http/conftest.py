@@ -1,0 +1,97 @@
+"""An application over an engine that follows a script, and clients for it."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from router.config import RouterConfig
+from router.http.app import create_app
+from router.messages import ModelFacts
+from router.request import FinishReason, Request
+from router.stream import Event, FinishedEvent, Stream, TokenEvent
+from router.tokenizer import byte_tokenizer
+from router.validation import Validator
+
+
+def said(text: str, reason: FinishReason = FinishReason.LENGTH) -> list[Event]:
+    """The events of a text, a token for each letter."""
+    tokens = [TokenEvent(ord(letter), letter, -0.5, False) for letter in text]
+    return [*tokens, FinishedEvent(reason, text, len(tokens), queue_seconds=0.25, inference_seconds=0.5)]
+
+
+class ScriptedEngine:
+    """As the engine, but every request is answered with the next of the scripts."""
+
+    def __init__(self, *scripts: list[Event]) -> None:
+        self.facts = ModelFacts("loom", "cpu", "float32", vocabulary_size=512, max_positions=2048, block_size=16,
+                                num_blocks=100)
+        self.scripts = [*scripts]
+        self.refusals: list[Exception] = []
+        self.healthy = True
+        self.streams: list[Stream] = []
+        self.left: list[Stream] = []
+        self.asked = asyncio.Event()  # a request came
+        self.left_alone = asyncio.Event()  # a client left
+
+    @property
+    def requests(self) -> list[Request]:
+        return [stream.request for stream in self.streams]
+
+    def submit(self, request: Request) -> Stream:
+        if self.refusals:
+            raise self.refusals.pop()
+        stream = Stream(request, 262_144, lambda _: None, lambda _: None, self._on_leave)
+        self.streams.append(stream)
+        self.asked.set()
+        for event in self.scripts.pop(0) if self.scripts else said("weft"):
+            stream.put(event)
+        return stream
+
+    def is_healthy(self) -> bool:
+        return self.healthy
+
+    def _on_leave(self, stream: Stream) -> None:
+        self.left.append(stream)
+        self.left_alone.set()
+
+
+Scenario = Callable[[TestClient, ScriptedEngine], object]
+
+
+@pytest.fixture
+def serve():
+    """Runs a scenario with a client of the application."""
+    def run(scenario, *scripts, config=None):
+        async def main():
+            config_ = config or RouterConfig()
+            engine = ScriptedEngine(*scripts)
+            with closing(Validator(config_, engine.facts, byte_tokenizer())) as validator:
+                server = TestServer(create_app(engine, validator, config_), handler_cancellation=True)
+                async with TestClient(server) as client:
+                    return await scenario(client, engine)
+        return asyncio.run(main())
+    return run
+
+
+@pytest.fixture
+def post(serve):
+    """Posts a body (or parts of a JSON body) and gives status, headers and the JSON of the answer."""
+    def run(path, *scripts, data=None, headers=None, config=None, **body):
+        async def scenario(client, engine):
+            content = json.dumps(body) if data is None else data
+            answer = await client.post(path, data=content,
+                                       headers={"Content-Type": "application/json"} | (headers or {}))
+            return answer.status, answer.headers, await answer.text()
+        return serve(scenario, *scripts, config=config)
+    return run
+
+
+def events_of(text: str) -> list[dict]:
+    assert text.endswith("\n\n")
+    lines = text.removesuffix("\n\n").split("\n\n")
+    assert all(line.startswith("data: ") for line in lines)
+    return [json.loads(line.removeprefix("data: ")) for line in lines]

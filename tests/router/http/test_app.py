@@ -1,0 +1,48 @@
+"""The application as a whole: every error has the same shape, and disturbs nobody else."""
+
+import asyncio
+import json
+from contextlib import suppress
+
+import pytest
+
+from router.errors import Cancelled
+
+
+def told(text):
+    answer = json.loads(text)
+    assert set(answer) == {"error", "error_type"}
+    return answer["error_type"]
+
+
+def test_unknown_paths_and_wrong_methods_are_told(serve):
+    async def scenario(client, engine):
+        nowhere, wrong = await client.get("/nowhere"), await client.put("/generate")
+        assert (nowhere.status, told(await nowhere.text())) == (404, "not_found")
+        assert (wrong.status, told(await wrong.text()), wrong.headers["Allow"]) == (405, "method_not_allowed", "POST")
+    serve(scenario)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+def test_a_defect_of_ours_is_logged_and_the_next_request_works(serve, caplog, path):
+    async def scenario(client, engine):
+        engine.refusals = [RuntimeError("/a/secret/path")]
+        text = await (await client.post(path, json={"inputs": "x"})).text()
+        assert told(text.removeprefix("data: ")) == "internal"
+        assert "secret" not in text
+        assert (await client.post(path, json={"inputs": "x"})).status == 200
+    serve(scenario)
+    assert "RuntimeError: /a/secret/path" in caplog.text
+
+
+def test_a_request_that_was_cancelled_ends_its_connection_without_an_answer(serve, caplog):
+    async def scenario(client, engine):
+        engine.refusals = [Cancelled("gone")]
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                     b'Content-Length: 14\r\n\r\n{"inputs":"x"}')
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+    serve(scenario)
+    assert not caplog.records

@@ -1,0 +1,144 @@
+"""Foreign JSON on its way in."""
+
+import asyncio
+import gzip
+import io
+import json
+
+import pytest
+
+from router.config import RouterConfig
+
+NESTED = b"[" * 100_000 + b"]" * 100_000
+BROKEN = {
+    "empty": b"",
+    "blank": b" ",
+    "open": b'{"inputs":"x"',
+    "more": b'{"inputs":"x"}}',
+    "bytes": b"\xff",
+    "text that is not UTF-8": b'{"inputs":"\xff"}',
+    "half a surrogate pair": b'{"inputs":"\\ud800"}',
+    "surrogates in the wrong order": b'{"inputs":"\\udc00\\ud800"}',
+    "deep": NESTED,
+    "deep where nobody looks": b'{"inputs":"x","more":%b}' % NESTED,
+    "byte order mark": b'\xef\xbb\xbf{"inputs":"x"}',
+    "5000 digits": b'{"inputs":"x","parameters":{"seed":%b}}' % (b"9" * 5000),
+}
+MISSHAPEN = {
+    "null": (b"null", "body"),
+    "list": (b"[]", "body"),
+    "no inputs": (b"{}", "inputs"),
+    "inputs null": (b'{"inputs":null}', "inputs"),
+    "inputs list": (b'{"inputs":["x"]}', "inputs"),
+    "parameters null": (b'{"inputs":"x","parameters":null}', "parameters"),
+}
+
+
+@pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
+def test_what_is_not_json_is_told(post, content):
+    status, _, text = post("/generate", data=content)
+    told = json.loads(text)
+    assert status == 400
+    assert told["error_type"] == "bad_request"
+    assert told["error"].startswith("Failed to parse the request body as JSON: ")
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+@pytest.mark.parametrize(("content", "where"), MISSHAPEN.values(), ids=MISSHAPEN)
+def test_json_of_another_shape_is_told_with_the_field(post, path, content, where):
+    status, _, text = post(path, data=content)
+    told = json.loads(text)
+    assert status == 422
+    assert told["error_type"] == "validation"
+    assert told["error"].startswith(f"Failed to deserialize the JSON body into the target type: `{where}`: ")
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    *((field, "null") for field in ("do_sample", "stop", "watermark", "details", "decoder_input_details")),
+    *(("max_new_tokens", value) for value in ('"5"', "5.0", "true", "-1", "4294967296", "1e3", "[]")),
+    *(("temperature", value) for value in ('"1"', "true", "NaN", "Infinity", "-Infinity", "1e999", "9" * 500)),
+    *(("seed", value) for value in ("-1", "18446744073709551616", "1.5")),
+    *(("stop", value) for value in ('"x"', "[1]", '["x",null]', "{}")),
+    ("do_sample", "1"), ("top_k", "2147483648"), ("adapter_id", "7"), ("best_of", "-1"), ("truncate", "1.0"),
+])
+def test_types_are_strict(post, field, value):
+    status, _, text = post("/generate", data=f'{{"inputs":"x","parameters":{{"{field}":{value}}}}}')
+    assert status == 422
+    assert f"`parameters.{field}" in json.loads(text)["error"]
+
+
+def test_null_and_whole_numbers_stand_where_they_may(post):
+    optional = ("best_of", "temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "typical_p",
+                "max_new_tokens", "return_full_text", "truncate", "seed", "top_n_tokens", "grammar", "adapter_id")
+    assert post("/generate", inputs="x", parameters=dict.fromkeys(optional))[0] == 200
+    assert post("/generate", inputs="x", parameters={"temperature": 2})[0] == 200
+
+
+def test_unknown_fields_are_ignored(post):
+    assert post("/generate", inputs="x", stream=True, parameters={"min_p": 0.1})[0] == 200
+
+
+def test_an_error_does_not_repeat_the_body(post):
+    _, _, text = post("/generate", data=b'{"inputs":"x","parameters":{"stop":[%b1]}}' % (b"1," * 200_000))
+    assert len(text) < 200
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "json", "application/jsonp"])
+def test_other_media_types_are_refused(post, kind):
+    status, _, text = post("/generate", data='{"inputs":"x"}', headers={"Content-Type": kind})
+    assert status == 415
+    assert json.loads(text)["error_type"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON",
+                                  "application/vnd.loom+json"])
+def test_json_has_several_names(post, kind):
+    assert post("/generate", data='{"inputs":"x"}', headers={"Content-Type": kind})[0] == 200
+
+
+def test_compressed_bodies_are_refused(post):
+    body = gzip.compress(b'{"inputs":"x"}')
+    assert post("/generate", data=body, headers={"Content-Encoding": "gzip"})[0] == 415
+
+
+def test_a_body_may_reach_the_limit(post):
+    body = json.dumps({"inputs": "x"}).ljust(100)
+    assert post("/generate", data=body, config=RouterConfig(payload_limit=100))[0] == 200
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_beyond_the_limit_is_refused_and_the_next_request_works(serve, chunked):
+    async def scenario(client, engine):
+        async def chunks():
+            for _ in range(10):
+                yield b" " * 1_000_000
+        headers = {"Content-Type": "application/json"}
+        answer = await client.post("/generate", data=chunks() if chunked else io.BytesIO(b" " * 10**7), headers=headers)
+        assert answer.status == 413
+        assert "--payload-limit" in (await answer.json())["error"]
+        assert (await client.post("/generate", json={"inputs": "x"})).status == 200
+    serve(scenario)
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_disturbs_nobody(serve, caplog):
+    async def scenario(client, engine):
+        _, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                     b"Content-Length: 100\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        assert (await client.post("/generate", json={"inputs": "x"})).status == 200
+    serve(scenario)
+    assert not caplog.records
+
+
+def test_a_body_whose_framing_breaks_is_told(serve):
+    async def scenario(client, engine):
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                     b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\nzz\r\n")
+        assert b" 400 " in await reader.readline()
+        writer.close()
+        await writer.wait_closed()
+    serve(scenario)

@@ -1,0 +1,115 @@
+"""The whole core as a state machine: hypothesis decides who comes, leaves, stops reading and what breaks; the laws of
+tests/world.py are checked after every event, and at the end everything is back to zero and replays."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from world import Client, World
+
+from router.config import RouterConfig
+from router.request import Request, Resource
+from shard.config import SimulatedConfig
+from shard.faults import parse_fault
+
+FAULTS = ["die", "hang", "refuse", "step_error"]
+STEP_FAULTS = ["slow", "late", "fail_sequence", "wrong:unknown", "wrong:missing", "wrong:token", "wrong:count"]
+ADAPTERS = [Resource("adapter", 1), Resource("adapter", 2)]
+
+
+class CoreMachine(RuleBasedStateMachine):
+    @initialize(mixed=st.booleans(), look_ahead=st.sampled_from([1, 2]), tokens_per_step=st.sampled_from([1, 1, 3]),
+                num_blocks=st.sampled_from([12, 20, 60]), seed=st.integers(0, 2**16))
+    def build(self, mixed, look_ahead, tokens_per_step, num_blocks, seed):
+        config = RouterConfig(
+            max_batch_prefill_tokens=64, max_batch_size=6, max_total_tokens=160, look_ahead=look_ahead,
+            prefill_policy="mixed" if mixed else "pause")
+        model = SimulatedConfig(num_blocks=num_blocks, tokens_per_step=tokens_per_step, max_positions=256,
+                                mean_output_length=60.0)
+        self.world = World(config, model, seed)
+        self.number = 0
+
+    @rule(prompt=st.integers(1, 100), output=st.integers(1, 60), stop=st.integers(0, 80), priority=st.integers(-1, 1),
+          needs=st.sampled_from([None, None, None, *ADAPTERS]))
+    def submit(self, prompt, output, stop, priority, needs):
+        self.number += 1
+        tokens = tuple((self.number * 7 + index) % 256 for index in range(prompt))
+        request = Request(str(self.number), tokens, output, key=self.number, end_tokens=frozenset({256}),
+                          priority=priority, adapter=needs)
+        self.world.add(Client(request, self.world.now, stops_after=stop or None))
+
+    @precondition(lambda self: not self.world.is_at_rest)
+    @rule(steps=st.integers(1, 12))
+    def go_on(self, steps):
+        for _ in range(steps):
+            if not self.world.is_at_rest:
+                self.world.step()
+
+    @precondition(lambda self: self.world.clients)
+    @rule(which=st.integers(0, 1000))
+    def leave(self, which):
+        self.world._leave(self.a_client(which))
+        self.world.settle()
+
+    @precondition(lambda self: self.world.clients)
+    @rule(which=st.integers(0, 1000), seconds=st.floats(0, 2))
+    def stop_reading(self, which, seconds):
+        self.world.hold(self.a_client(which), seconds)
+        self.world.settle()
+
+    @rule(resource=st.sampled_from(ADAPTERS), present=st.booleans())
+    def provide(self, resource, present):
+        if present or not self.world.resources.get(resource):
+            self.world.provide(resource, present)
+            self.world.settle()
+
+    @rule(kind=st.sampled_from(FAULTS), verb=st.sampled_from(["prefill", "decode", "filter", "concat"]),
+          soon=st.integers(1, 3))
+    def break_a_call(self, kind, verb, soon):
+        self.strike(kind, verb, soon, "")
+
+    @rule(kind=st.sampled_from(STEP_FAULTS), verb=st.sampled_from(["prefill", "decode"]), soon=st.integers(1, 3))
+    def break_a_step(self, kind, verb, soon):
+        kind, _, argument = kind.partition(":")
+        self.strike(kind, verb, soon, argument)
+
+    def strike(self, kind, verb, soon, argument):
+        self.world.strike(f"{kind}@{verb}:{self.world.worker.faults.calls[verb] + soon}"
+                          + (f":{argument}" if argument else ""))
+
+    def a_client(self, which):
+        clients = list(self.world.clients.values())
+        return clients[which % len(clients)]
+
+    @invariant()
+    def laws(self):
+        if hasattr(self, "world"):
+            self.world.check_laws()
+
+    def teardown(self):
+        if not hasattr(self, "world"):
+            return
+        for resource in ADAPTERS:
+            if not self.world.resources.get(resource):
+                self.world.provide(resource)
+                self.world.settle()
+        self.world.run()
+        self.world.check_idle()
+        self.world.check_ends()
+        self.world.check_replay()
+
+
+CoreMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+TestCore = pytest.mark.slow(CoreMachine.TestCase)
+
+
+@pytest.mark.long
+class TestCoreLong(CoreMachine.TestCase):
+    settings = settings(max_examples=3000, stateful_step_count=80, deadline=None,
+                        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+
+
+def test_the_faults_of_the_machine_are_faults_of_the_shard():
+    assert {parse_fault(f"{kind}@decode").kind for kind in FAULTS} == set(FAULTS)

@@ -1,0 +1,342 @@
+"""The core, one decision at a time. Histories of any length are in test_laws.py and test_simulation.py."""
+
+from dataclasses import replace
+
+import pytest
+
+from router.events import Entered, Failed, Finished, Produced, Refused
+from router.messages import Answer, AnswerRow, Chunk, Concat, Decode, Filter, ModelFacts, Prefill
+from router.policy import Policy
+from router.request import FinishReason, Request, Resource
+from router.scheduler import Loss, Scheduler, count_tokens
+
+FACTS = ModelFacts("simulated", "cpu", "float32", 512, 4096, 16, 64)
+END = 256
+
+
+def scheduler(facts=FACTS, **policy):
+    core = Scheduler(replace(Policy(stall_seconds=10.0), **policy), facts)
+    core.shards_ready(facts, 1, 0.0)
+    return core
+
+
+def submit(core, prompt=16, output=8, now=0.0, **fields):
+    request = Request(str(now), (1,) * prompt, output, end_tokens=frozenset({END}), **fields)
+    events = core.submit(request, now)
+    return events[0].sequence
+
+
+def answer(plan, tokens=(7,), **special):
+    """Everybody who must say something says `tokens`, but for those named s<number>."""
+    rows = {n: special.get(f"s{n}", tokens) for n in plan.expects}
+    return Answer(plan.epoch, 0.01, {n: AnswerRow(t, [0.0] * len(t)) for n, t in rows.items() if t is not None},
+                  {n: "not a number" for n, t in rows.items() if t is None})
+
+
+def complete(core, plan, stopped=None, tokens=(7,), **special):
+    return core.complete(plan.order, answer(plan, tokens, **special), stopped or {}, 0.0)
+
+
+def step(core, **special):
+    """Plan and answer one step."""
+    plan = core.plan(0.0)
+    return plan, complete(core, plan, **special)
+
+
+def test_nothing_to_do_is_no_plan():
+    assert scheduler().plan(0.0) is None
+
+
+def test_a_prompt_is_prefilled_and_then_decoded():
+    core = scheduler(look_ahead=1)
+    number = submit(core, prompt=20)
+    (plan, events), (following, _) = step(core), step(core)
+    assert plan.messages[0].chunks == (Chunk(number, 0, 20),)
+    assert events == [Produced(number, 1)]
+    assert following.messages == (Decode(plan.messages[0].batch),)
+
+
+def test_newcomers_run_alongside_who_decodes():
+    core = scheduler(look_ahead=1)
+    first = submit(core)
+    step(core)
+    second = submit(core)
+    plan = core.plan(0.0)
+    (message,) = plan.messages
+    assert message.alongside
+    assert set(plan.expects) == {first, second}
+
+
+def test_no_more_steps_than_look_ahead_are_under_way():
+    core = scheduler(look_ahead=2)
+    submit(core)
+    assert core.plan(0.0) is not None
+    assert core.plan(0.0) is not None
+    assert core.plan(0.0) is None
+
+
+def test_the_house_is_full_at_some_point():
+    core = scheduler(max_concurrent_requests=1)
+    submit(core)
+    (refused,) = core.submit(Request("x", (1,), 1), 0.0)
+    assert isinstance(refused, Refused)
+    assert "--max-concurrent-requests 1" in refused.reason
+
+
+def test_what_can_never_fit_the_cache_fails_at_once():
+    core = scheduler()
+    entered, failed = core.submit(Request("x", (1,) * 1000, 100), 0.0)
+    assert isinstance(entered, Entered)
+    assert "1100 tokens do not fit the cache of 1024" in failed.reason
+    assert core.num_unfinished == 0
+
+
+# -- two steps under way (rule 2 of the wire)
+
+
+def test_a_sequence_that_reaches_its_length_is_filtered_before_the_next_step():
+    core = scheduler()
+    short, long = submit(core, output=1), submit(core, output=8)
+    first, second = core.plan(0.0), core.plan(0.0)
+    assert set(first.expects) == {short, long}
+    assert second.messages[0] == Filter(first.messages[0].batch, (long,))
+    assert complete(core, first) == [Produced(short, 1), Finished(short, FinishReason.LENGTH), Produced(long, 1)]
+
+
+def test_an_end_token_costs_at_most_the_token_under_way_and_nobody_sees_it():
+    core = scheduler()
+    number = submit(core)
+    first, second = core.plan(0.0), core.plan(0.0)
+    assert complete(core, first, tokens=(END,)) == [Produced(number, 1), Finished(number, FinishReason.END_TOKEN)]
+    third = core.plan(0.0)
+    assert third.messages == (Filter(first.messages[0].batch, ()),)
+    assert complete(core, second) == []
+
+
+def test_a_failure_reported_for_one_who_ended_is_ignored():
+    core = scheduler()
+    number = submit(core)
+    first, second = core.plan(0.0), core.plan(0.0)
+    complete(core, first, tokens=(END,))
+    assert complete(core, second, **{f"s{number}": None}) == []
+
+
+def test_a_stop_string_counts_the_tokens_that_the_engine_says():
+    core = scheduler(replace(FACTS, tokens_per_step=3), look_ahead=1)
+    number = submit(core)
+    plan = core.plan(0.0)
+    events = complete(core, plan, stopped={number: 2}, tokens=(5, 6, 7))
+    assert events == [Produced(number, 2), Finished(number, FinishReason.STOP_STRING)]
+
+
+def test_who_leaves_is_filtered_with_the_next_message_and_its_blocks_are_free():
+    core = scheduler()
+    stays, leaves = submit(core), submit(core, prompt=600)
+    core.plan(0.0)
+    core.cancel(leaves, 0.0)
+    newcomer = submit(core, prompt=600)
+    second = core.plan(0.0)
+    assert second.messages[0].keep == (stays,)
+    assert second.messages[1].newcomers[0].sequence == newcomer
+
+
+def test_who_yields_may_end_by_the_token_under_way():
+    core = scheduler(replace(FACTS, num_blocks=4), reserve=0.0)
+    old, young = submit(core, prompt=16, output=40), submit(core, prompt=16, output=40, now=1.0)
+    plans = [core.plan(0.0), core.plan(0.0)]
+    assert set(plans[0].expects) == {old, young}
+    yielded = None
+    while yielded is None:
+        events = complete(core, plans.pop(0))
+        assert Produced(old, 1) in events
+        plans.append(core.plan(0.0))
+        yielded = plans[-1] if young not in plans[-1].expects else None
+    assert yielded.messages[0].keep == (old,)
+    events = complete(core, plans[0], **{f"s{young}": (END,)})
+    assert Finished(young, FinishReason.END_TOKEN) in events
+
+
+def test_a_failed_step_voids_what_was_sent_ahead():
+    core = scheduler()
+    submit(core)
+    first, second = core.plan(0.0), core.plan(0.0)
+    core.shards_lost(0.0, Loss.DEFECT)
+    core.shards_ready(FACTS, 2, 0.0)
+    assert complete(core, first) == []
+    assert complete(core, second) == []
+    assert core.plan(0.0).epoch == 2
+
+
+# -- what counts
+
+
+@pytest.mark.parametrize(("tokens", "stop", "counted", "reason"), [
+    ((5,), None, 1, None),
+    ((5, 6, 7, 8), None, 3, FinishReason.LENGTH),
+    ((5, END, 7), None, 2, FinishReason.END_TOKEN),
+    ((5, 6), 1, 1, FinishReason.STOP_STRING),
+    ((5, 6, END), None, 3, FinishReason.LENGTH),  # the length goes first, as TGI's users know it
+])
+def test_how_many_tokens_count_and_why_it_ends(tokens, stop, counted, reason):
+    request = Request("x", (1,), 3, end_tokens=frozenset({END}))
+    assert count_tokens(request, 0, tokens, stop) == (counted, reason)
+
+
+def test_a_failure_of_one_sequence_leaves_the_others_their_tokens():
+    core = scheduler()
+    good, bad = submit(core), submit(core)
+    plan = core.plan(0.0)
+    assert complete(core, plan, **{f"s{bad}": None}) == [Produced(good, 1), Failed(bad, "not a number")]
+
+
+# -- policy pause
+
+
+def test_under_pause_newcomers_get_a_batch_of_their_own_and_join():
+    core = scheduler(mixed=False, look_ahead=1)
+    submit(core)
+    first, _ = step(core)
+    submit(core)
+    step(core)  # whoever was prefilled decodes before others are
+    second, _ = step(core)
+    third, _ = step(core)
+    one, two = first.messages[0].batch, second.messages[0].batch
+    assert isinstance(second.messages[0], Prefill)
+    assert one != two
+    assert third.messages[0] == Concat((one, two))
+    assert isinstance(third.messages[1], Decode)
+    assert third.messages[1].batch == one
+
+
+def test_under_pause_a_long_prompt_leaves_a_decode_between_two_chunks():
+    core = scheduler(mixed=False, look_ahead=1, max_prefill_tokens=32)
+    submit(core)
+    step(core)
+    step(core)
+    submit(core, prompt=80)
+    kinds = [type(step(core)[0].messages[-1]) for _ in range(6)]
+    assert kinds == [Prefill, Decode, Prefill, Decode, Prefill, Decode]
+
+
+def test_under_pause_only_a_prompt_longer_than_the_budget_is_cut():
+    core = scheduler(mixed=False, look_ahead=1, max_prefill_tokens=64)
+    first, second = submit(core, prompt=40), submit(core, prompt=40)
+    plan, _ = step(core)
+    assert [chunk.sequence for chunk in plan.messages[0].chunks] == [first]
+    assert second not in plan.members
+
+
+# -- waiting for something else
+
+
+ADAPTER = Resource("adapter", 3)
+
+
+def test_a_request_waits_for_its_adapter_holding_nothing_and_others_pass():
+    core = scheduler(look_ahead=1)
+    waits, passes = submit(core, adapter=ADAPTER), submit(core)
+    assert core.plan(0.0).expects == (passes,)
+    assert waits
+
+
+def test_it_starts_when_the_adapter_is_there():
+    core = scheduler()
+    number = submit(core, adapter=ADAPTER)
+    assert core.plan(0.0) is None
+    core.available(ADAPTER, 0.0)
+    assert core.plan(0.0).expects == (number,)
+
+
+def test_it_fails_when_the_adapter_is_not_to_be_had():
+    core = scheduler()
+    number = submit(core, adapter=ADAPTER)
+    assert core.unavailable(ADAPTER, "no such adapter", 0.0) == [Failed(number, "no such adapter")]
+
+
+def test_after_a_death_the_adapter_counts_as_absent():
+    core = scheduler()
+    core.available(ADAPTER, 0.0)
+    core.shards_lost(0.0, Loss.DEATH)
+    core.shards_ready(FACTS, 2, 0.0)
+    submit(core, adapter=ADAPTER)
+    assert core.plan(0.0) is None
+
+
+def test_a_client_that_does_not_read_pauses_its_sequence():
+    core = scheduler()
+    number = submit(core)
+    plan = core.plan(0.0)
+    core.hold(number, 0.0)
+    assert core.plan(0.0).messages == (Filter(plan.messages[0].batch, ()),)
+    complete(core, plan)
+    assert core.running.blocks.num_free == 64
+    core.resume(number, 0.0)
+    (message,) = core.plan(0.0).messages
+    assert message.newcomers[0].generated == (7,)
+
+
+# -- losses
+
+
+def test_after_a_loss_a_sequence_goes_on_with_its_tokens():
+    core = scheduler(look_ahead=1)
+    number = submit(core, prompt=20)
+    step(core)
+    step(core)
+    core.shards_lost(0.0, Loss.DEATH)
+    core.shards_ready(FACTS, 2, 0.0)
+    plan = core.plan(0.0)
+    (newcomer,) = plan.messages[0].newcomers
+    assert (newcomer.generated, plan.messages[0].chunks) == ((7, 7), (Chunk(number, 0, 22),))
+    assert (plan.epoch, plan.order) == (2, 1)
+
+
+def test_a_step_error_is_retried_in_halves_until_one_alone_fails():
+    core = scheduler(look_ahead=1)
+    everyone = [submit(core, now=float(n)) for n in range(4)]
+    guilty, failed, epoch = everyone[2], [], 1
+    while not failed:
+        plan = core.plan(0.0)
+        if guilty in plan.members:
+            epoch += 1
+            failed = core.shards_lost(0.0, Loss.STEP_ERROR)
+            core.shards_ready(FACTS, epoch, 0.0)
+        else:
+            complete(core, plan)
+    assert [event.sequence for event in failed] == [guilty]
+    assert core.num_unfinished == 3
+
+
+def die(core, epoch):
+    core.plan(0.0)
+    events = core.shards_lost(0.0, Loss.DEATH)
+    core.shards_ready(FACTS, epoch, 0.0)
+    return events
+
+
+def test_present_at_two_deaths_in_a_row_it_is_tried_alone_and_at_the_third_it_fails():
+    core = scheduler(look_ahead=1)
+    number = submit(core)
+    assert die(core, 2) == []
+    assert die(core, 3) == []
+    submit(core, now=1.0)
+    (failed,) = die(core, 4)
+    assert failed.sequence == number
+    assert "died 3 times" in failed.reason
+
+
+def test_an_accepted_token_clears_it_of_deaths():
+    core = scheduler(look_ahead=1)
+    submit(core)
+    die(core, 2)
+    die(core, 3)
+    step(core)
+    assert die(core, 4) == []
+
+
+def test_shards_that_come_back_smaller_fail_who_no_longer_fits():
+    core = scheduler()
+    number = submit(core, prompt=600, output=8)
+    core.shards_lost(0.0, Loss.DEATH)
+    (failed,) = core.shards_ready(replace(FACTS, num_blocks=32), 2, 0.0)
+    assert failed.sequence == number

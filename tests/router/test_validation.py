@@ -1,0 +1,245 @@
+"""What a client may want, and the request that comes of it."""
+
+import asyncio
+import math
+import threading
+from contextlib import closing
+
+import pytest
+
+from router.config import RouterConfig
+from router.errors import InvalidRequest, Overloaded
+from router.messages import ModelFacts
+from router.tokenizer import byte_tokenizer
+from router.validation import Limits, Validator, Wanted, draw_key
+
+FACTS = ModelFacts(model="m", device="cpu", dtype="float32", vocabulary_size=512, max_positions=2048, block_size=16,
+                   num_blocks=100)
+CONFIG = RouterConfig(max_input_tokens=1000)
+TOKENIZER = byte_tokenizer()
+
+
+def choices(config=CONFIG, facts=FACTS, **wanted):
+    with closing(Validator(config, facts, TOKENIZER)) as validator:
+        return asyncio.run(validator.choices(Wanted(**{"prompt": "warp"} | wanted)))
+
+
+def request(**wanted):
+    [choice] = choices(**wanted)
+    return choice.request
+
+
+def refusal(**wanted):
+    with pytest.raises(InvalidRequest) as refused:
+        choices(**wanted)
+    return str(refused.value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Limits
+
+
+def test_a_request_may_be_as_long_as_model_and_cache_allow():
+    assert Limits.of(RouterConfig(), FACTS) == Limits(max_input_tokens=1599, max_total_tokens=1600)
+
+
+def test_configured_limits_hold():
+    config = RouterConfig(max_input_tokens=100, max_total_tokens=200)
+    assert Limits.of(config, FACTS) == Limits(max_input_tokens=100, max_total_tokens=200)
+
+
+@pytest.mark.parametrize(("setting", "flag"), [
+    ({"max_total_tokens": 1601}, "--max-total-tokens is 1601"),
+    ({"max_input_tokens": 1600}, "--max-input-tokens is 1600"),
+])
+def test_limits_beyond_what_fits_are_refused_at_the_start(setting, flag):
+    with pytest.raises(ValueError, match=flag):
+        Limits.of(RouterConfig(**setting), FACTS)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests
+
+
+def test_a_bare_prompt_is_greedy_and_may_fill_what_is_left():
+    made = request()
+    assert made.prompt == tuple(b"warp")
+    assert made.max_new_tokens == 1600 - 4
+    assert made.sampling.temperature == 0
+    assert made.end_tokens == {256}
+    assert made.key == 0
+
+
+@pytest.mark.parametrize("wanted", [
+    {"do_sample": True}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.9}, {"typical_p": 0.9}])
+def test_parameters_of_sampling_switch_it_on(wanted):
+    assert request(**wanted).sampling.temperature == wanted.get("temperature", 1.0)
+
+
+@pytest.mark.parametrize("wanted", [{"temperature": 1.0}, {"repetition_penalty": 1.2}, {"watermark": True}])
+def test_other_parameters_do_not(wanted):
+    assert request(**wanted).sampling.temperature == 0
+
+
+def test_values_are_those_that_a_shard_will_see():
+    assert request(top_p=0.9).sampling.top_p == pytest.approx(0.9, abs=1e-7)
+    assert request(top_p=0.9).sampling.top_p != 0.9
+
+
+def test_neutral_values_cost_nothing():
+    sampling = request(repetition_penalty=1.0, frequency_penalty=0.0, top_k=512, top_n_tokens=0).sampling
+    assert (sampling.repetition_penalty, sampling.top_k) == (0, 0)
+
+
+def test_a_prompt_may_be_cut_to_its_last_tokens():
+    assert request(prompt="weaving", truncate=3).prompt == tuple(b"ing")
+
+
+def test_a_long_prompt_passes_when_it_is_cut():
+    assert len(request(prompt="x" * 5000, truncate=1000, max_new_tokens=1).prompt) == 1000
+
+
+def test_more_tokens_than_there_are_places_are_cut_to_what_is_left():
+    assert request(max_new_tokens=100_000).max_new_tokens == 1600 - 4
+
+
+def test_stop_strings_and_flags_are_passed_on():
+    made = request(stop_strings=("a", "b"), prompt_logprobs=True, watermark=True, top_n_tokens=3)
+    assert made.stop_strings == ("a", "b")
+    assert made.prompt_logprobs
+    assert made.sampling.watermark
+    assert made.sampling.top_n_tokens == 3
+
+
+def test_request_ids_are_long_and_random():
+    assert len({request().id for _ in range(3)}) == 3
+    assert len(request().id) == 32
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Seeds
+
+
+def test_a_seed_leads_to_the_same_draws_everywhere():
+    assert request(do_sample=True, seed=7).key == draw_key(7, 0) == 0xea9aacf0f672956f
+
+
+def test_a_seed_that_was_drawn_can_be_sent_again():
+    [choice] = choices(do_sample=True)
+    assert 0 <= choice.seed < 2**53
+    assert request(do_sample=True, seed=choice.seed).key == choice.request.key
+
+
+def test_every_choice_has_a_seed_of_its_own():
+    first, second = choices(do_sample=True, best_of=2)
+    assert first.seed != second.seed
+    assert request(do_sample=True, seed=second.seed).key == second.request.key
+
+
+def test_greedy_requests_have_no_seed():
+    [choice] = choices(seed=7)
+    assert choice.seed is None
+
+
+def test_the_largest_seed_is_a_seed():
+    assert request(do_sample=True, seed=2**64 - 1).key == draw_key(2**64 - 1, 0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Refusals, in the order in which they are looked for
+
+REFUSALS = [
+    ({"best_of": 3}, "`best_of` must be at most 2 (--max-best-of), got 3"),
+    ({"best_of": 2}, "`best_of` is 2, but nothing is sampled"),
+    ({"temperature": 0.0}, "`temperature` must be above 0, got 0.0"),
+    ({"repetition_penalty": -1.0}, "`repetition_penalty` must be above 0, got -1.0"),
+    ({"frequency_penalty": 2.1}, "`frequency_penalty` must be at least -2.0 and at most 2.0, got 2.1"),
+    ({"top_p": 1.0}, "`top_p` must be above 0 and below 1, got 1.0"),
+    ({"typical_p": 0.0}, "`typical_p` must be above 0 and below 1, got 0.0"),
+    ({"top_k": 0}, "`top_k` must be at least 1, got 0"),
+    ({"max_new_tokens": 0}, "`max_new_tokens` must be at least 1, got 0"),
+    ({"stop_strings": ("a",) * 5}, "`stop` must hold at most 4 strings (--max-stop-sequences), got 5"),
+    ({"seed": 1, "best_of": 2, "do_sample": True}, "`seed` must not be given with `best_of` above 1"),
+    ({"top_n_tokens": 6}, "`top_n_tokens` must be at most 5 (--max-top-n-tokens), got 6"),
+    ({"prompt": ""}, "`inputs` must not be an empty string"),
+    ({"truncate": 1001}, "`truncate` must be at least 1 and at most 1000 (--max-input-tokens), got 1001"),
+    ({"max_new_tokens": 1597}, "`inputs` (100"),
+    ({"prompt": "x" * 1001}, "`inputs` must have at most 1000 tokens (--max-input-tokens), got 1001"),
+    ({"grammar": {}}, "`grammar` is given"),
+    ({"adapter": "a"}, "`adapter_id` is given"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "message"), REFUSALS, ids=[message.split("`")[1] for _, message in REFUSALS])
+def test_a_refusal_names_field_limit_and_value(wanted, message):
+    assert refusal(**{"prompt": "x" * 1000} | wanted).startswith(message)
+
+
+@pytest.mark.parametrize("index", range(2, len(REFUSALS) - 2))
+def test_the_first_rule_that_is_broken_is_told(index):
+    (earlier, message), (later, _) = REFUSALS[index], REFUSALS[index + 1]
+    assert refusal(**{"prompt": "x" * 1000} | later | earlier).startswith(message)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39])
+@pytest.mark.parametrize("name", ["temperature", "repetition_penalty", "frequency_penalty", "top_p", "typical_p"])
+def test_numbers_that_a_shard_could_not_hold_are_refused(name, value):
+    assert refusal(**{name: value}).startswith(f"`{name}` must be a finite 32-bit number")
+
+
+def test_a_value_that_rounds_to_a_bound_counts_as_the_bound():
+    assert "`temperature` must be above 0" in refusal(temperature=1e-60)
+    assert "`top_p` must be above 0 and below 1" in refusal(top_p=1 - 1e-12)
+
+
+@pytest.mark.parametrize("wanted", [{"prompt": "\ud800"}, {"stop_strings": ("\udfff",)}])
+def test_half_a_surrogate_pair_is_no_text(wanted):
+    assert "surrogate" in refusal(**wanted)
+
+
+@pytest.mark.parametrize("string", ["", "x" * 1025])
+def test_stop_strings_have_a_length(string):
+    assert refusal(stop_strings=(string,))
+
+
+def test_tokens_that_the_model_does_not_know_are_refused():
+    small = ModelFacts(model="m", device="cpu", dtype="float32", vocabulary_size=200, max_positions=2048, block_size=16,
+                       num_blocks=100)
+    assert "token 240" in refusal(facts=small, prompt="😀")
+
+
+def test_prompt_and_new_tokens_together_name_limit_and_values():
+    told = refusal(prompt="x" * 1000, max_new_tokens=601)
+    assert told.startswith("`inputs` (1000 tokens) and `max_new_tokens` (601) must be at most 1600 together")
+
+
+def test_only_1024_new_tokens_must_fit():
+    assert request(prompt="x" * 576, max_new_tokens=4_000_000_000).max_new_tokens == 1024
+    assert "--max-total-tokens" in refusal(prompt="x" * 577, max_new_tokens=4_000_000_000)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Company
+
+
+def test_more_prompts_than_concurrent_requests_are_refused_before_they_are_tokenised():
+    async def scenario(validator):
+        first = asyncio.create_task(validator.choices(Wanted(prompt="warp")))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="--max-concurrent-requests"):
+            await validator.choices(Wanted(prompt="weft"))
+        assert await first
+    with closing(Validator(RouterConfig(max_concurrent_requests=1), FACTS, TOKENIZER)) as validator:
+        asyncio.run(scenario(validator))
+
+
+def test_prompts_are_tokenised_beside_the_event_loop():
+    names = []
+    class Watched(type(TOKENIZER)):
+        def encoding(self, *args, **kwargs):
+            names.append(threading.current_thread().name)
+            return super().encoding(*args, **kwargs)
+    watched = Watched(TOKENIZER._tokenizer, [256])
+    with closing(Validator(CONFIG, FACTS, watched)) as validator:
+        asyncio.run(validator.choices(Wanted(prompt="warp")))
+    assert names == ["tokenizer_0"]

@@ -1,0 +1,116 @@
+from dataclasses import fields
+
+import pytest
+
+from router import wire
+from router.messages import Chunk, Concat, Decode, Filter, Grant, ModelFacts, Newcomer, Plan, Prefill
+from router.request import Request, Resource, SamplingParams
+from shard.pb import shard_pb2 as pb
+
+FACTS = ModelFacts("m", "cpu", "float32", 100, 64, 16, 8, tokens_per_step=2)
+
+
+def plan(*messages, expects=(1, 2), members=(1, 2, 3)):
+    return Plan(4, 10, messages, members, expects, 0.1)
+
+
+def answer(**fields):
+    plain = {"epoch": 4, "order": 10, "forward_seconds": 0.5, "sequences": [1, 2], "tokens": [7, 8],
+             "logprobs": [-1.0, -2.0]}
+    return pb.StepAnswer(**plain | fields)
+
+
+def read(message):
+    return wire.decode(message, plan(Decode(1)), FACTS)
+
+
+def test_the_columns_of_sampling_are_the_fields_of_sampling_params():
+    assert [f.name for f in fields(SamplingParams)] == [f.name for f in pb.Sampling.DESCRIPTOR.fields]
+
+
+def test_messages_of_a_plan_are_numbered_up_to_its_order():
+    encoded = wire.encode(plan(Filter(1, (2,)), Concat((1, 2)), Decode(1)))
+    assert [(m.epoch, m.order) for m in encoded] == [(4, 8), (4, 9), (4, 10)]
+
+
+def test_keeping_nobody_is_said_and_not_left_out():
+    (message,) = wire.encode(plan(Filter(1, ())))
+    assert message.HasField("keep")
+
+
+def test_newcomers_become_columns():
+    first = Newcomer(5, Request("a", (1, 2), 3, key=9, sampling=SamplingParams(top_k=4)), (3,), (0, 1))
+    second = Newcomer(6, Request("b", (4,), 3, adapter=Resource("adapter", 8)), (), (2,))
+    (message,) = wire.encode(plan(Prefill(1, (first, second), (Chunk(5, 0, 3),), True, (Grant(1, (6, 7)),))))
+    sequences = message.sequences
+    assert (list(sequences.ids), list(sequences.num_tokens)) == ([5, 6], [3, 1])
+    assert list(sequences.num_prompt_tokens) == [2, 1]
+    assert (list(sequences.tokens), list(sequences.blocks)) == ([1, 2, 3, 4], [0, 1, 2])
+    assert (list(sequences.keys), list(sequences.adapters)) == ([9, 0], [0, 8])
+    assert (list(message.grants.blocks), message.alongside) == ([6, 7], True)
+
+
+def test_a_column_of_defaults_is_left_out():
+    newcomer = Newcomer(5, Request("a", (1,), 3, sampling=SamplingParams(top_k=4)), (), (0,))
+    (message,) = wire.encode(plan(Prefill(1, (newcomer,), (), False)))
+    assert list(message.sequences.sampling.top_k) == [4]
+    assert not message.sequences.sampling.temperature
+    assert not message.sequences.adapters
+
+
+def test_an_answer_becomes_rows():
+    rows = read(answer(num_tokens=[2, 1], tokens=[7, 8, 9], logprobs=[-1.0, -2.0, -3.0])).rows
+    assert (rows[1].tokens, rows[2].tokens, rows[2].logprobs) == ([7, 8], [9], [-3.0])
+
+
+def test_top_tokens_go_to_their_token():
+    rows = read(answer(num_top_tokens=[2, 0], top_tokens=[3, 4], top_logprobs=[-0.5, -1.5])).rows
+    assert (rows[1].top, rows[2].top) == ([[(3, -0.5), (4, -1.5)]], [[]])
+
+
+def test_any_member_may_fail_also_one_that_was_not_expected_to_speak():
+    found = read(answer(failed=[3], failures=[pb.NON_FINITE]))
+    assert found.failed == {3: "the model's output was not a number"}
+
+
+def test_whoever_failed_need_not_speak():
+    found = read(answer(sequences=[1], tokens=[7], logprobs=[-1.0], failed=[2], failures=[pb.GRAMMAR]))
+    assert set(found.rows) == {1}
+
+
+@pytest.mark.parametrize("wrong", [
+    {"epoch": 3},
+    {"order": 9},
+    {"forward_seconds": float("nan")},
+    {"sequences": [1, 9]},
+    {"sequences": [1, 1]},
+    {"sequences": [1], "tokens": [7], "logprobs": [-1.0]},
+    {"sequences": [1, 2, 3], "tokens": [7, 8, 9], "logprobs": [-1.0] * 3},
+    {"tokens": [7, 100]},
+    {"tokens": [7]},
+    {"logprobs": [-1.0]},
+    {"num_tokens": [1, 0]},
+    {"num_tokens": [3, 1], "tokens": [7] * 4, "logprobs": [-1.0] * 4},
+    {"num_tokens": [1]},
+    {"num_top_tokens": [1]},
+    {"num_top_tokens": [1, 1], "top_tokens": [3], "top_logprobs": [-1.0]},
+    {"failed": [3]},
+    {"failed": [9], "failures": [pb.NON_FINITE]},
+    {"failed": [1], "failures": [pb.NON_FINITE]},
+    {"prompt_sequences": [1], "prompt_starts": [1], "num_prompt_logprobs": [2], "prompt_logprobs": [-1.0]},
+])
+def test_an_answer_that_makes_no_sense_is_a_defect(wrong):
+    with pytest.raises(wire.Defect):
+        read(answer(**wrong))
+
+
+def test_the_smallest_cache_of_the_ranks_counts():
+    def info(rank, num_blocks):
+        return pb.InfoAnswer(rank=rank, warmup=pb.WarmupAnswer(block_size=16, num_blocks=num_blocks))
+
+    assert wire.facts([info(0, 90), info(1, 80)]).num_blocks == 80
+
+
+def test_ranks_that_serve_different_models_are_refused():
+    with pytest.raises(wire.Defect, match="rank 1 serves another model than rank 0"):
+        wire.facts([pb.InfoAnswer(model="a"), pb.InfoAnswer(model="b", rank=1)])

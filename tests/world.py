@@ -1,0 +1,382 @@
+"""The real core and the simulated shard under a virtual clock, with a seeded nemesis, and the laws checked after every
+event. No asyncio, no gRPC, no time: thousands of schedules run in a minute and a seed replays exactly.
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+from router import wire
+from router.config import RouterConfig
+from router.events import Entered, Failed, Finished, Produced, Refused
+from router.messages import Answer, Plan
+from router.policy import Policy
+from router.request import FinishReason, Request, Resource
+from router.scheduler import Loss, Scheduler
+from router.sequence import State
+from shard.batch import Malformed
+from shard.batch import Refused as ShardRefused
+from shard.config import ShardConfig, SimulatedConfig
+from shard.faults import Faults
+from shard.pb import shard_pb2 as pb
+from shard.simulated import FOREVER, SimulatedWorker, StepError
+from shard.tale import Tale
+
+HANG_TIMEOUT = 5.0
+METHODS = {pb.PrefillRequest: "prefill", pb.DecodeRequest: "decode", pb.FilterRequest: "filter",
+           pb.ConcatRequest: "concat"}
+
+
+class Died(Exception):
+    pass
+
+
+class Hung(Exception):
+    pass
+
+
+def die() -> None:
+    raise Died
+
+
+def sleep(seconds: float) -> None:
+    if seconds == FOREVER:
+        raise Hung
+
+
+@dataclass(slots=True)
+class Client:
+    """One request and what its client does."""
+
+    request: Request
+    arrival: float
+    leaves_at: float | None = None
+    stops_after: int | None = None  # tokens after which a stop string is found in the text
+    number: int | None = None
+    tokens: list[int] = field(default_factory=list)
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    end: str | None = None
+
+
+def expected_tokens(request: Request, length: int, model: SimulatedConfig) -> list[int]:
+    """What the simulated model says to this request, alone and undisturbed."""
+    who = SimpleNamespace(key=request.key, adapter=request.adapter.id if request.adapter else 0,
+                          grammar=request.grammar.id if request.grammar else 0, tokens=list(request.prompt),
+                          num_prompt_tokens=len(request.prompt))
+    tale = Tale(who, model.seed, model.mean_output_length)  # type: ignore[arg-type]
+    return [tale.token(index) for index in range(length)]
+
+
+class World:
+    def __init__(self, config: RouterConfig, model: SimulatedConfig, seed: int = 0,
+                 noise: Callable[[random.Random], float] = lambda _: 1.0) -> None:
+        self.random = random.Random(seed)
+        self.config, self.model, self.noise = config, model, noise
+        self.now = 0.0
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._tickets = count()
+        self.clients: dict[int, Client] = {}
+        self.everyone: list[Client] = []
+        self.resources: dict[Resource, bool] = {}
+        self.inputs: list[tuple[str, tuple[Any, ...]]] = []
+        self.outputs: list[Any] = []
+        self.sent: list[tuple[float, Plan]] = []  # with the time at which the shards were told
+        self.answers: list[tuple[Plan, float]] = []  # with the seconds that the step took
+        self.losses: list[Loss] = []
+        self.fired: set[str] = set()
+        self.epoch = 0
+        self.worker = self._new_worker(model)
+        self.facts = wire.facts([self.worker.info()])
+        self.policy = Policy.of(config, self.facts)
+        self.core = Scheduler(self.policy, self.facts)
+        self._waiting_answers: list[tuple[Plan, Any]] = []
+        self._busy_until = 0.0
+        self._ready()
+
+    # -- the world's clock
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (max(time, self.now), next(self._tickets), action))
+
+    def run(self, until: float = 1e9, max_events: int = 2_000_000) -> None:
+        for _ in range(max_events):
+            if not self._agenda or self._agenda[0][0] > until:
+                return
+            self.step()
+        raise AssertionError("the world does not come to rest")
+
+    def step(self) -> None:
+        """The next thing happens, the engine does its part, and the laws hold."""
+        self.now, _, action = heapq.heappop(self._agenda)
+        action()
+        self.settle()
+
+    def settle(self) -> None:
+        self._pump()
+        self.check_laws()
+
+    @property
+    def is_at_rest(self) -> bool:
+        return not self._agenda
+
+    # -- clients
+
+    def add(self, client: Client) -> Client:
+        self.everyone.append(client)
+        self.at(client.arrival, lambda: self._submit(client))
+        return client
+
+    def _submit(self, client: Client) -> None:
+        events = self._call("submit", client.request, self.now)
+        if isinstance(events[0], Refused):
+            client.end, client.ended_at = "refused", self.now
+            return
+        assert isinstance(events[0], Entered)
+        client.number = events[0].sequence
+        self.clients[client.number] = client
+        self._hear(events[1:], None)
+        for resource in client.request.needs:
+            if self.resources.get(resource) is False:
+                self.provide(resource, present=False)
+        if client.leaves_at is not None:
+            self.at(client.leaves_at, lambda: self._leave(client))
+
+    def _leave(self, client: Client) -> None:
+        if client.end is None:
+            client.end, client.ended_at = "left", self.now
+            self._call("cancel", client.number, self.now)
+
+    def hold(self, client: Client, seconds: float) -> None:
+        """The client stops reading for a while."""
+        if client.end is None and client.number is not None:
+            self._call("hold", client.number, self.now)
+            self.at(self.now + seconds, lambda: self._call("resume", client.number, self.now))
+
+    def provide(self, resource: Resource, present: bool = True) -> None:
+        self.resources[resource] = present
+        if not present:
+            self._hear(self._call("unavailable", resource, "there is no such adapter", self.now), None)
+        elif self.core_is_ready:
+            self._load(resource)
+
+    def _load(self, resource: Resource) -> None:
+        kind = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}[resource.kind]
+        self.worker.load(pb.LoadRequest(epoch=self.epoch, kind=kind, id=resource.id))
+        self._call("available", resource, self.now)
+
+    # -- the engine's part
+
+    @property
+    def core_is_ready(self) -> bool:
+        return self.core._epoch is not None
+
+    def _call(self, name: str, *args: Any) -> Any:
+        """Every call into the core is written down, with what came of it, to be played again."""
+        result = getattr(self.core, name)(*args)
+        self.inputs.append((name, args))
+        self.outputs.append(result)
+        return result
+
+    def _pump(self) -> None:
+        while (plan := self._call("plan", self.now)) is not None:
+            self._send(plan)
+
+    def _send(self, plan: Plan) -> None:
+        self.sent.append((self.now, plan))
+        start = max(self.now, self._busy_until)
+        try:
+            for message in wire.encode(plan):
+                answer = getattr(self.worker, METHODS[type(message)])(message)
+            # The first thing that goes wrong ends the epoch; what was sent ahead of it still answers.
+        except (Malformed, ShardRefused):
+            self._arrange(plan, start, Loss.DEFECT, 0.0)
+        except Died:
+            self._arrange(plan, start, Loss.DEATH, 0.0)
+        except Hung:
+            self._arrange(plan, start, Loss.DEATH, HANG_TIMEOUT)
+        except StepError:
+            self._arrange(plan, start, Loss.STEP_ERROR, 0.0)
+        else:
+            seconds = answer.forward_seconds * self.noise(self.random) if isinstance(answer, pb.StepAnswer) else 0.0
+            self._busy_until = start + seconds
+            late = self.worker.lateness(plan.epoch, plan.order)
+            self._arrange(plan, self._busy_until + late, (answer, seconds), 0.0)
+        self.fired |= {f"{fault.kind}:{fault.argument}" if fault.kind == "wrong" else fault.kind
+                       for fault in self.worker.faults if fault.fired}
+
+    def _arrange(self, plan: Plan, time: float, outcome: Any, delay: float) -> None:
+        epoch = self.epoch
+        self._waiting_answers.append((plan, outcome))
+        self.at(time + delay + 1e-4, lambda: self._arrive(epoch, plan))
+
+    def _arrive(self, epoch: int, plan: Plan) -> None:
+        """Answers are taken in the order of their plans, whatever the order of arrival."""
+        if epoch != self.epoch or not self.core_is_ready:
+            return
+        for index, (waiting, outcome) in enumerate(self._waiting_answers):
+            if waiting is plan:
+                self._waiting_answers[index] = (plan, (outcome,))
+        while self._waiting_answers and isinstance(self._waiting_answers[0][1], tuple) \
+                and len(self._waiting_answers[0][1]) == 1:
+            head, (outcome,) = self._waiting_answers.pop(0)
+            if isinstance(outcome, Loss):
+                self._lose(outcome)
+                return
+            if not self._take(head, *outcome):
+                return
+
+    def _take(self, plan: Plan, message: Any, seconds: float) -> bool:
+        try:
+            if isinstance(message, pb.StepAnswer):
+                message.forward_seconds = seconds
+                answer = wire.decode(message, plan, self.facts)
+                self.answers.append((plan, seconds))
+            else:
+                answer = Answer(plan.epoch, 0.0, {}, {})
+        except wire.Defect:
+            self._lose(Loss.DEFECT)
+            return False
+        stopped = {number: stop for number, row in answer.rows.items() if (stop := self._stop(number, row.tokens))}
+        self._hear(self._call("complete", plan.order, answer, stopped, self.now), answer)
+        self._replay_old_answer(plan, answer)
+        return True
+
+    def _replay_old_answer(self, plan: Plan, answer: Answer) -> None:
+        """L7: an answer that comes twice, or from an older epoch, changes nothing."""
+        if self.random.random() < 0.05:
+            before = self.digest()
+            assert self.core.complete(plan.order, answer, {}, self.now) == []
+            assert self.core.complete(plan.order + 1, replace(answer, epoch=plan.epoch - 1), {}, self.now) == []
+            assert self.digest() == before
+
+    def _stop(self, number: int, tokens: Any) -> int | None:
+        client = self.clients[number]
+        if client.stops_after is None or client.end is not None:
+            return None
+        within = client.stops_after - len(client.tokens)
+        return within if 0 < within <= len(tokens) else None
+
+    def _hear(self, events: list[Any], answer: Answer | None) -> None:
+        for event in events:
+            client = self.clients[event.sequence]
+            assert client.end is None, f"L1: {event} after {client.end}"
+            if isinstance(event, Produced):
+                assert answer is not None
+                client.tokens += answer.rows[event.sequence].tokens[:event.count]
+                client.first_token_at = client.first_token_at or self.now
+                self._check_tokens(client)
+            elif isinstance(event, Finished):
+                client.end, client.ended_at = event.reason.value, self.now
+            elif isinstance(event, Failed):
+                client.end, client.ended_at = f"failed: {event.reason}", self.now
+
+    # -- losing and finding the shards
+
+    def _lose(self, loss: Loss) -> None:
+        self.losses.append(loss)
+        old = [plan for plan, _ in self._waiting_answers]
+        self._waiting_answers.clear()
+        self._hear(self._call("shards_lost", self.now, loss), None)
+        for plan in old:
+            assert self.core.complete(plan.order, Answer(plan.epoch, 1.0, {}, {}), {}, self.now) == []
+        if loss is Loss.DEATH:
+            self.worker = self._new_worker(replace(self.model, faults=self._remaining_faults()))
+        self.at(self.now + (1.0 if loss is Loss.DEATH else 0.0), self._ready)
+
+    def strike(self, fault: str) -> None:
+        """One more fault in the script of the shard that runs now."""
+        old = self.worker.faults
+        self.worker_script = ";".join(part for part in (self.worker_script, fault) if part)
+        self.worker.faults = Faults(self.worker_script)
+        self.worker.faults.calls = old.calls
+        for fresh, known in zip(self.worker.faults, old, strict=False):
+            fresh.fired = known.fired
+
+    def _remaining_faults(self) -> str:
+        """A script of what has not struck yet goes on in the next process; poison stays poison."""
+        faults = [part for part in self.worker_script.split(";") if part]
+        left = [part for part, fault in zip(faults, self.worker.faults, strict=True)
+                if not fault.fired or fault.kind == "poison"]
+        return ";".join(left)
+
+    def _new_worker(self, model: SimulatedConfig) -> SimulatedWorker:
+        self.worker_script = model.faults
+        worker = SimulatedWorker(ShardConfig(simulated=model), sleep=sleep, exit=die)
+        worker.warmup(wire.warmup_request(self.config, self.config.max_total_tokens or 512))
+        return worker
+
+    def _ready(self) -> None:
+        self.epoch += 1
+        self.worker.reset(pb.ResetRequest(epoch=self.epoch))
+        self._busy_until = self.now
+        self._hear(self._call("shards_ready", self.facts, self.epoch, self.now), None)
+        for resource, present in self.resources.items():
+            if present:
+                self._load(resource)
+
+    # -- the laws
+
+    def _check_tokens(self, client: Client) -> None:
+        """L6 and L10: what was delivered is what this client alone would have got, nothing twice, nothing left out."""
+        expected = expected_tokens(client.request, len(client.tokens), self.model)
+        assert client.tokens == expected, f"client {client.number} got another's tokens"
+
+    def check_laws(self) -> None:
+        core = self.core
+        blocks, sequences = core.running.blocks, list(core._sequences.values())
+        held = [block for sequence in sequences for block in sequence.blocks]
+        assert blocks.num_free + len(held) == blocks.count, "L2: blocks are lost"
+        assert len(set(held)) == len(held), "L2: a block has two holders"
+        assert not set(held) & set(blocks._free), "L2: a held block is free"
+        running = list(core.running)
+        assert len(running) <= self.policy.max_batch_size, "L4: too many run"
+        assert all(sequence.num_yields <= self.policy.max_yields for sequence in sequences), "L4: yields without end"
+        states = {State.WAITING: 0, State.RUNNING: 0, State.YIELDING: 0, State.ENDING: 0}
+        for sequence in sequences:
+            states[sequence.state] += 1
+            assert (sequence.state is State.RUNNING) == bool(sequence.blocks), "blocks are held by whoever runs"
+            assert sequence.in_flight >= 0
+        assert states[State.WAITING] == core.num_waiting()
+        assert states[State.RUNNING] == len(running)
+        assert core.num_in_flight <= self.policy.look_ahead
+        expected = {client.number for client in self.clients.values() if client.end is None}
+        assert expected == {sequence.number for sequence in sequences}, "L1: the core and its clients disagree"
+
+    def check_idle(self) -> None:
+        """L9 and L1: at rest everything is back to zero, here and on the shard, and every client has its end."""
+        core = self.core
+        assert not core._sequences
+        assert not len(core.running)
+        assert not core._in_flight
+        assert not core._trials
+        assert core.running.blocks.num_free == core.running.blocks.count
+        assert not self.worker.ledger.sequences
+        assert not self.worker.ledger.batches
+        assert all(client.end is not None for client in self.everyone)
+
+    def check_ends(self) -> None:
+        """Who finished finished where it should."""
+        for client in self.everyone:
+            length, request = len(client.tokens), client.request
+            if client.end == FinishReason.LENGTH:
+                assert length == request.max_new_tokens
+            elif client.end == FinishReason.END_TOKEN:
+                assert client.tokens[-1] in request.end_tokens
+            elif client.end == FinishReason.STOP_STRING:
+                assert length == client.stops_after
+
+    def check_replay(self) -> None:
+        """L8: a fresh core that hears the same says the same."""
+        core = Scheduler(self.policy, self.facts)
+        for (name, args), output in zip(self.inputs, self.outputs, strict=True):
+            assert getattr(core, name)(*args) == output, f"L8: {name}{args} differs"
+
+    def digest(self) -> tuple[Any, ...]:
+        core = self.core
+        return (tuple((s.number, s.state, tuple(s.blocks), s.computed, s.in_flight, tuple(s.generated))
+                      for s in core._sequences.values()), tuple(core.running.blocks._free), core.num_in_flight)
