@@ -36,7 +36,7 @@ class RouterConfig:
         "while the running sequences pause.", choices=("mixed", "pause"))
     max_decode_stall_ms: float | None = setting(
         None, "With mixed steps: how much longer a step may take because prompts run in it. By default 50 on CUDA, 150 "
-        "on CPU. At least one cache block of prompt runs every eighth step, however small the promise.", low=0)
+        "on CPU. After eight steps without a prompt one cache block of it runs, however small the promise.", low=0)
     waiting_served_ratio: float = setting(
         0.3, "With pause: prompts are taken as soon as this many times the running sequences wait.", low=0)
     max_waiting_tokens: int = setting(

@@ -62,7 +62,8 @@ class CostModel:
         return self._ratios.unlucky
 
     def predict(self, load: Load) -> float:
-        return sum(c * x for c, x in zip(self._coefficients, load.terms, strict=True))
+        a, b, c, d = self._coefficients
+        return a + b * load.rows + c * load.chunk_tokens + d * load.context
 
     def observe(self, load: Load, seconds: float) -> None:
         predicted = self.predict(load)
@@ -75,21 +76,19 @@ class CostModel:
 
     def _learn(self, shares: list[float], error: float) -> None:
         """One step of recursive least squares for the multipliers, which are folded into the coefficients at once."""
-        covariance = self._covariance
-        direction = [sum(p * s for p, s in zip(row, shares, strict=True)) for row in covariance]
-        scale = NOISE + sum(s * d for s, d in zip(shares, direction, strict=True))
+        s0, s1, s2, s3 = shares
+        direction = [p0 * s0 + p1 * s1 + p2 * s2 + p3 * s3 for p0, p1, p2, p3 in self._covariance]
+        d0, d1, d2, d3 = direction
+        scale = NOISE + d0 * s0 + d1 * s1 + d2 * s2 + d3 * s3
         gains = [d / scale for d in direction]
         a, b, c, d = (max(value * (1.0 + g * error), least)
                       for value, g, least in zip(self._coefficients, gains, self._least, strict=True))
         self._coefficients = (a, b, c, d)
-        self._covariance = [[covariance[i][j] - gains[i] * direction[j] + (DRIFT if i == j else 0.0)
-                             for j in range(4)] for i in range(4)]
-        self._bound_doubt()
-
-    def _bound_doubt(self) -> None:
-        over = [max(1.0, self._covariance[i][i] / DOUBT) ** 0.5 for i in range(4)]
-        if any(o > 1.0 for o in over):
-            self._covariance = [[self._covariance[i][j] / (over[i] * over[j]) for j in range(4)] for i in range(4)]
+        self._covariance = covariance = [
+            [p0 - g * d0, p1 - g * d1, p2 - g * d2, p3 - g * d3]
+            for (p0, p1, p2, p3), g in zip(self._covariance, gains, strict=True)]
+        for i in range(4):
+            covariance[i][i] = min(covariance[i][i] + DRIFT, DOUBT)
 
 
 class Ratios:

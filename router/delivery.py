@@ -22,7 +22,7 @@ class Delivery:
         self.started: float | None = None
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer()
-        self._stop_strings = StopStrings(request.stop_strings)
+        self._stop_strings = StopStrings(request.stop_strings) if request.stop_strings else None
         self._num_tokens = 0
         self._num_prompt_logprobs = 1  # the first token has none
         self._special = tokenizer.special
@@ -40,8 +40,8 @@ class Delivery:
             text = self._tokenizer.token_text(token) if special else piece
             top = self._top_tokens(row.top[index]) if row.top else ()
             self._row.append(TokenEvent(token, text, row.logprobs[index], special, top))
-            self._text_end = self._stop_strings.feed(piece)
-            if self._text_end is not None:
+            if self._stop_strings is not None and (end := self._stop_strings.feed(piece)) is not None:
+                self._text_end = end
                 return len(self._row)
         return None
 

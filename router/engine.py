@@ -115,13 +115,21 @@ class Engine:
                 await self._recover(lost)
 
     async def _serve(self) -> None:
+        self._send_plans()
         while True:
-            while (plan := self._core.plan(self._now())) is not None:
-                self._send(plan)
+            while self._under_way and self._under_way[0].answer.done():
+                events = self._receive(self._under_way.popleft())
+                self._send_plans()
+                # The next messages leave before the tokens of this answer are rendered: shards wait, clients need not.
+                await asyncio.sleep(0)
+                self._handle(events)
             await self._wake.wait()
             self._wake.clear()
-            while self._under_way and self._under_way[0].answer.done():
-                self._receive(self._under_way.popleft())
+            self._send_plans()
+
+    def _send_plans(self) -> None:
+        while (plan := self._core.plan(self._now())) is not None:
+            self._send(plan)
 
     def _send(self, plan: Plan) -> None:
         self._mark_started(plan)
@@ -133,7 +141,7 @@ class Engine:
     def _answered(self, _: object) -> None:
         self._wake.set()
 
-    def _receive(self, done: UnderWay) -> None:
+    def _receive(self, done: UnderWay) -> list[Event]:
         message = done.answer.result()
         answer = self._decode(message, done.plan)
         stopped = {}
@@ -144,7 +152,7 @@ class Engine:
         for logprobs in answer.prompt_logprobs:
             if (delivery := self._deliveries.get(logprobs.sequence)) is not None:
                 delivery.deliver_prompt(logprobs)
-        self._handle(self._core.complete(done.plan.order, answer, stopped, self._now()))
+        return self._core.complete(done.plan.order, answer, stopped, self._now())
 
     def _read(self, number: int, delivery: Delivery, row: Any) -> int | None:
         """What goes wrong with the text of one request is that request's affair alone."""
@@ -165,15 +173,17 @@ class Engine:
             raise ShardsLost(Loss.DEFECT, f"an answer makes no sense: {defect}") from None
 
     def _handle(self, events: list[Event]) -> None:
+        """Tell the clients, as far as they are still there."""
         for event in events:
             if isinstance(event, Produced):
-                if (delivery := self._deliveries.get(event.sequence)) is not None:
-                    delivery.deliver()
-            elif isinstance(event, Finished):
-                self._deliveries[event.sequence].finish(event.reason, self._now())
-                self._close(event.sequence)
+                for number in event.counts:
+                    if (delivery := self._deliveries.get(number)) is not None:
+                        delivery.deliver()
             elif isinstance(event, Failed):
                 self._fail(event.sequence, GenerationFailed(event.reason))
+            elif isinstance(event, Finished) and (delivery := self._deliveries.get(event.sequence)) is not None:
+                delivery.finish(event.reason, self._now())
+                self._close(event.sequence)
 
     def _ended(self, loop: "asyncio.Task[None]") -> None:
         if not loop.cancelled():
@@ -254,6 +264,8 @@ class Engine:
                 self.is_ready = True
             except (ShardsLost, wire.Defect) as again:
                 log.warning("the shards are not back: %s", again)
+                if isinstance(again, ShardsLost):
+                    self._judge(again)
                 await asyncio.sleep(0.1)
         self._handle(self._core.shards_ready(self.facts, self._epoch, self._now()))
         log.info("the shards are back, epoch %d", self._epoch)
@@ -263,7 +275,7 @@ class Engine:
         if lost.loss is Loss.DEFECT:
             self._defects.append(self._now())
         repeated = len(self._defects) == DEFECTS and self._defects[-1] - self._defects[0] < DEFECT_WINDOW
-        if lost.hung or repeated:
+        if lost.broken or repeated:
             self._defects.clear()
             self._on_broken(str(lost))
 

@@ -1,5 +1,6 @@
 """What the core tells the engine after each call: facts about sequences, by number."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from router.request import FinishReason
@@ -20,12 +21,11 @@ class Refused:
     retry_after: float
 
 
-@dataclass(slots=True)  # not frozen: one is made for every token, and freezing triples the price
+@dataclass(frozen=True, slots=True)
 class Produced:
-    """The first `count` tokens of the sequence's row in the answer were accepted."""
+    """Of these sequences' rows in the answer so many tokens were accepted. Comes before anybody's end."""
 
-    sequence: int
-    count: int
+    counts: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)

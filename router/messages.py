@@ -79,12 +79,14 @@ class Prefill:
     chunks: tuple[Chunk, ...]
     alongside: bool
     grants: tuple[Grant, ...] = ()
+    keep: tuple[int, ...] | None = None  # a Filter of the batch that rides on the step
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
     batch: int
     grants: tuple[Grant, ...] = ()
+    keep: tuple[int, ...] | None = None
 
 
 Message = Filter | Concat | Prefill | Decode

@@ -16,7 +16,7 @@ from itertools import count, islice
 from router.blocks import Blocks
 from router.costs import CostModel, Load
 from router.events import Entered, Event, Failed, Finished, Produced, Refused
-from router.messages import Answer, Message, ModelFacts, Plan
+from router.messages import Answer, ModelFacts, Plan
 from router.policy import Policy
 from router.queue import LOOKED_AT, Queue
 from router.request import FinishReason, Request, Resource
@@ -65,6 +65,7 @@ class Scheduler:
         self.running = Running(self.policy, Blocks(facts.num_blocks, facts.block_size), facts.tokens_per_step)
         self._steps: Steps = Mixed(self) if self.policy.mixed else Pause(self)
         self._in_flight: deque[Step] = deque()
+        self._yielding: list[Sequence] = []  # who will wait again, and before whom nobody who came later may start
         self._order = 0
 
     @property
@@ -128,12 +129,11 @@ class Scheduler:
             return None
         self._leave_foreseen_ends()
         draft = self._steps.draft()
-        step = draft.step()
-        messages: list[Message] = [*draft.before, *([step] if step is not None else [])]
+        messages = draft.messages()
         if not messages:
             return None
         self._order += len(messages)
-        under_way = self._send(draft) if step is not None else Step(self._order, (), (), None)
+        under_way = self._send(draft) if draft.is_step else Step(self._order, (), (), None)
         self._in_flight.append(under_way)
         seconds = self.costs.predict(under_way.load) if under_way.load is not None else 0.0
         members = numbers(under_way.members)
@@ -148,14 +148,17 @@ class Scheduler:
         step = self._in_flight.popleft()
         if step.load is not None:
             self.costs.observe(step.load, answer.seconds)
-        events: list[Event] = []
+        counts: dict[int, int] = {}
+        events: list[Event] = [Produced(counts)] if step.expects else []
+        rows, failed = answer.rows, answer.failed
         for sequence in step.expects:
             sequence.in_flight -= 1
-            if sequence.state is not State.OVER and sequence.number not in answer.failed:
-                self._accept(sequence, answer.rows[sequence.number].tokens, stopped.get(sequence.number), events)
-                self._wait_once_answered(sequence)
-        failed = ((self._sequences.get(number), reason) for number, reason in answer.failed.items())
-        return events + [self._fail(sequence, reason) for sequence, reason in failed if sequence is not None]
+            number = sequence.number
+            if sequence.state is not State.OVER and number not in failed:
+                counts[number] = self._accept(sequence, rows[number].tokens, stopped.get(number), events)
+                if sequence.state is State.YIELDING:
+                    self._wait_once_answered(sequence)
+        return events + [self._fail(self._sequences[n], reason) for n, reason in failed.items() if n in self._sequences]
 
     # -- shards
 
@@ -187,7 +190,8 @@ class Scheduler:
         """Who would start next; nobody while there is no room. Who must wait for something else is passed over."""
         for sequence in islice(self._queue, None if self._trials else LOOKED_AT):
             if self._may_start(sequence):
-                return sequence if self.running.has_room(sequence) else None
+                is_next = all(sequence.rank < other.rank for other in self._yielding)
+                return sequence if is_next and self.running.has_room(sequence) else None
         return None
 
     def num_waiting(self) -> int:
@@ -197,6 +201,7 @@ class Scheduler:
         self._queue.remove(newcomer)
 
     def wait_again(self, yielded: list[Sequence]) -> None:
+        self._yielding += yielded
         for sequence in yielded:
             self._wait_once_answered(sequence)
 
@@ -226,23 +231,24 @@ class Scheduler:
             sequence.in_flight += 1
         return Step(self._order, members, expects, load)
 
-    def _accept(self, sequence: Sequence, tokens: Rows[int], stop: int | None, events: list[Event]) -> None:
+    def _accept(self, sequence: Sequence, tokens: Rows[int], stop: int | None, events: list[Event]) -> int:
         request = sequence.request
         counted, reason = count_tokens(request, len(sequence.generated), tokens, stop)
         sequence.accept(tokens[:counted])
         sequence.num_deaths = 0
         if self._trials:
             self._trials.clear(sequence)
-        events.append(Produced(sequence.number, counted))
         if reason is not None:
             self._end(sequence)
             events.append(Finished(sequence.number, reason))
+        return counted
 
     def _wait_once_answered(self, sequence: Sequence) -> None:
         """Who yielded waits again as soon as none of its tokens is under way."""
         if sequence.state is State.YIELDING and not sequence.in_flight:
             sequence.state = State.WAITING
             self._queue.push(sequence)
+            self._yielding = [other for other in self._yielding if other is not sequence]
 
     def _back_to_queue(self, sequence: Sequence) -> None:
         sequence.forget_cache()
@@ -273,6 +279,7 @@ class Scheduler:
         elif sequence.state is State.RUNNING:
             self.running.leave(sequence, State.OVER)
         sequence.state = State.OVER
+        self._yielding = [other for other in self._yielding if other is not sequence]
         self._trials.clear(sequence)
         del self._sequences[sequence.number]
 

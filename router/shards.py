@@ -5,6 +5,7 @@ Knows gRPC, not what messages mean. Whatever goes wrong on the way is a `ShardsL
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from itertools import cycle
 from typing import Any
 
 import grpc
@@ -30,6 +31,7 @@ LOSSES = {
     grpc.StatusCode.INVALID_ARGUMENT: Loss.DEFECT,
     grpc.StatusCode.ALREADY_EXISTS: Loss.DEFECT,
 }
+STEPS = (pb.PrefillRequest, pb.DecodeRequest)
 SEVERITY = [Loss.DEFECT, Loss.STEP_ERROR, Loss.DEATH]  # what follows a failure in its epoch is refused, and says less
 NO_SERVICE = b""  # a HealthCheckRequest that names none
 ANSWERS: dict[str, Any] = {
@@ -47,10 +49,11 @@ Call = Callable[..., Awaitable[Any]]
 
 
 class ShardsLost(Exception):
-    def __init__(self, loss: Loss, reason: str, *, hung: bool = False) -> None:
+    def __init__(self, loss: Loss, reason: str, *, broken: bool = False) -> None:
+        """`broken`: the processes live, but cannot go on."""
         super().__init__(reason)
         self.loss = loss
-        self.hung = hung
+        self.broken = broken
 
 
 class Rank:
@@ -71,10 +74,12 @@ class Rank:
         return self._calls[method](message, timeout=timeout)
 
     async def ready(self) -> None:
-        """Waits until it listens, and lets it know that its router is there: as long as the watch is open."""
+        """Waits until it listens, and lets it know that its router is there: as long as the watch is open. Whether the
+        watch from before still is cannot be told, since nobody reads it."""
         await self._channel.channel_ready()
-        if self._presence is None or self._presence.done():
-            self._presence = self._watch(NO_SERVICE)
+        before, self._presence = self._presence, self._watch(NO_SERVICE)
+        if before is not None:
+            before.cancel()
 
     async def close(self) -> None:
         if self._presence is not None:
@@ -117,36 +122,45 @@ class Shards:
         await self._everywhere([request], None)
 
     def send(self, messages: list[Any], timeout: float) -> Awaitable[Any]:
-        """All messages to all ranks, none waiting for the one before. Resolves to rank 0's answer to the last of them
-        when every rank has acknowledged all."""
-        return self._first_answer(self._start(messages, timeout), len(messages))
+        """All messages to all ranks, none waiting for the one before; they are under way when this returns. Resolves
+        to rank 0's answer to the last of them when every rank has acknowledged all."""
+        return self._last_answer(messages, self._start(messages, timeout))
 
     async def _everywhere(self, messages: list[Message], timeout: float | None) -> list[Any]:
-        return await self._settle(self._start(messages, timeout))
+        return await self._settle(messages, self._start(messages, timeout))
 
-    async def _first_answer(self, calls: list[Awaitable[Any]], count: int) -> Any:
-        return (await self._settle(calls))[count - 1]
+    async def _last_answer(self, messages: list[Any], calls: list[Awaitable[Any]]) -> Any:
+        return (await self._settle(messages, calls))[len(messages) - 1]
 
     def _start(self, messages: list[Any], timeout: float | None) -> list[Awaitable[Any]]:
         sealed = [(METHODS[type(message)], message.SerializeToString()) for message in messages]
         return [rank.call(method, data, timeout) for rank in self._ranks for method, data in sealed]
 
-    async def _settle(self, calls: list[Awaitable[Any]]) -> list[Any]:
+    async def _settle(self, messages: list[Any], calls: list[Awaitable[Any]]) -> list[Any]:
         """Waits for all of them, also when one fails: a Reset that overtook what another rank still has before it
         would leave the ranks at different places."""
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        lost = [self._lost(result) for result in results if isinstance(result, BaseException)]
+        results = [await settled(call) for call in calls]
+        lost = [self._lost(result, message) for result, message in zip(results, cycle(messages), strict=False)
+                if isinstance(result, grpc.aio.AioRpcError)]
         if lost:
-            raise max(lost, key=lambda each: SEVERITY.index(each.loss))
-        return list(results)
+            raise max(lost, key=lambda each: (SEVERITY.index(each.loss), each.broken))
+        return results
 
-    def _lost(self, error: BaseException) -> ShardsLost:
-        if not isinstance(error, grpc.aio.AioRpcError):
-            raise error
+    def _lost(self, error: grpc.aio.AioRpcError, message: Any) -> ShardsLost:
         code = error.code()
         loss = LOSSES.get(code, Loss.DEATH)
+        broken = code is grpc.StatusCode.DEADLINE_EXCEEDED
         if loss is Loss.STEP_ERROR and self.world_size > 1:
-            # Ranks that failed between two collectives cannot be trusted to be in step again.
-            loss = Loss.DEATH
-        hung = code is grpc.StatusCode.DEADLINE_EXCEEDED
-        return ShardsLost(loss, f"{code.name.lower()}: {error.details()}", hung=hung)
+            # Ranks that failed between two collectives are not in step, and some may wait for the others for ever.
+            loss, broken = Loss.DEATH, True
+        elif loss is Loss.STEP_ERROR and not isinstance(message, STEPS):
+            loss = Loss.DEFECT  # no sequence is to blame
+        return ShardsLost(loss, f"{code.name.lower()}: {error.details()}", broken=broken)
+
+
+async def settled(call: Awaitable[Any]) -> Any:
+    """Its answer or its error. All calls are under way, so waiting for one after the other takes no longer."""
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        return error

@@ -11,7 +11,7 @@ from typing import Protocol
 from router.batch import Batch
 from router.budget import Budget, load_of_chunk
 from router.costs import CostModel, Load
-from router.messages import Chunk, Concat, Decode, Filter, Grant, Newcomer, Prefill
+from router.messages import Chunk, Concat, Decode, Filter, Grant, Message, Newcomer, Prefill
 from router.policy import Policy
 from router.running import Running
 from router.sequence import Sequence, State
@@ -41,13 +41,30 @@ class Draft:
     newcomers: list[Newcomer] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
 
-    def step(self) -> Prefill | Decode | None:
-        if self.batch is not None and self.chunks:
-            chunks = tuple(Chunk(s.number, s.computed, length) for s, length in self.chunks)
-            return Prefill(self.batch.number, tuple(self.newcomers), chunks, bool(self.ready), tuple(self.grants))
-        if self.batch is not None and self.ready:
-            return Decode(self.batch.number, tuple(self.grants))
-        return None
+    def messages(self) -> list[Message]:
+        step = self._step()
+        return [*self.before, step] if step is not None else list(self.before)
+
+    @property
+    def is_step(self) -> bool:
+        return bool(self.chunks or self.ready)
+
+    def _step(self) -> Prefill | Decode | None:
+        if self.batch is None or not self.is_step:
+            return None
+        number, grants, keep = self.batch.number, tuple(self.grants), self._riding_filter(self.batch)
+        if not self.chunks:
+            return Decode(number, grants, keep)
+        chunks = tuple(Chunk(s.number, s.computed, length) for s, length in self.chunks)
+        return Prefill(number, tuple(self.newcomers), chunks, bool(self.ready), grants, keep)
+
+    def _riding_filter(self, batch: Batch) -> tuple[int, ...] | None:
+        """A Filter of the step's own batch just before it needs no call of its own."""
+        last = self.before[-1] if self.before else None
+        if not isinstance(last, Filter) or last.batch != batch.number:
+            return None
+        del self.before[-1]
+        return last.keep
 
 
 class Steps:

@@ -22,6 +22,8 @@ from router.tokenizer import Tokenizer
 # Of `max_new_tokens` so much must fit behind the prompt; what goes beyond is cut to what is left, and ends with
 # `length`. Clients of TGI rely on asking for more than there is.
 MUST_FIT = 1024
+# Characters that are tokenised in less time than a thread takes to hear of them.
+SHORT_PROMPT = 512
 # Every token's text is searched for stop strings, in time proportional to the longest.
 MAX_STOP_CHARACTERS = 1024
 
@@ -170,6 +172,8 @@ class Validator:
             raise InvalidRequest(f"`truncate` must be at least 1 and at most {limit} (--max-input-tokens), got {value}")
 
     async def _tokenised(self, wanted: Wanted) -> tuple[int, ...]:
+        if len(wanted.prompt) <= SHORT_PROMPT:
+            return self._tokenise(wanted)
         if self._num_waiting >= self._config.max_concurrent_requests:
             raise Overloaded(f"{self._num_waiting} prompts wait to be tokenised (--max-concurrent-requests)")
         self._num_waiting += 1

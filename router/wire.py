@@ -58,12 +58,13 @@ def _encode(message: Message, epoch: int, order: int) -> Wire:
         case Prefill():
             return pb.PrefillRequest(
                 epoch=epoch, order=order, batch=message.batch, sequences=_sequences(message.newcomers),
-                chunks=_chunks(message.chunks), alongside=message.alongside, grants=_grants(message.grants))
+                chunks=_chunks(message.chunks), alongside=message.alongside, grants=_grants(message.grants),
+                keep=_keep(message.keep))
         case Decode():
-            return pb.DecodeRequest(epoch=epoch, order=order, batch=message.batch, grants=_grants(message.grants))
+            return pb.DecodeRequest(epoch=epoch, order=order, batch=message.batch, grants=_grants(message.grants),
+                                    keep=_keep(message.keep))
         case Filter():
-            return pb.FilterRequest(
-                epoch=epoch, order=order, batch=message.batch, keep=pb.Keep(sequences=message.keep))
+            return pb.FilterRequest(epoch=epoch, order=order, batch=message.batch, keep=_keep(message.keep))
         case Concat():
             return pb.ConcatRequest(epoch=epoch, order=order, batches=message.batches)
 
@@ -108,6 +109,10 @@ def _grants(grants: tuple[Grant, ...]) -> pb.Grants | None:
         return None
     return pb.Grants(sequences=[g.sequence for g in grants], num_blocks=[len(g.blocks) for g in grants],
                      blocks=chain.from_iterable(g.blocks for g in grants))
+
+
+def _keep(sequences: tuple[int, ...] | None) -> pb.Keep | None:
+    return None if sequences is None else pb.Keep(sequences=sequences)
 
 
 def warmup_request(config: RouterConfig, max_total_tokens: int) -> pb.WarmupRequest:

@@ -132,9 +132,9 @@ class Clockwork:
         rows = {number: AnswerRow((7,), (0.0,)) for number in step.plan.expects}
         for event in self.core.complete(step.plan.order, Answer(1, step.seconds, rows, {}), {}, self.now):
             if isinstance(event, Produced):
-                life = self.lives[event.sequence]
-                life.first_token_at = self.now if life.first_token_at is None else life.first_token_at
-                life.token_times.append(self.now)
+                for life in map(self.lives.__getitem__, event.counts):
+                    life.first_token_at = self.now if life.first_token_at is None else life.first_token_at
+                    life.token_times.append(self.now)
             elif isinstance(event, Finished):
                 self.lives[event.sequence].ended_at = self.now
                 self.on_end(self.lives[event.sequence])

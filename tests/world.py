@@ -58,7 +58,6 @@ class Client:
     stops_after: int | None = None  # tokens after which a stop string is found in the text
     number: int | None = None
     tokens: list[int] = field(default_factory=list)
-    first_token_at: float | None = None
     ended_at: float | None = None
     end: str | None = None
 
@@ -263,17 +262,23 @@ class World:
 
     def _hear(self, events: list[Any], answer: Answer | None) -> None:
         for event in events:
+            if isinstance(event, Produced):
+                self._hear_tokens(event, answer)
+                continue
             client = self.clients[event.sequence]
             assert client.end is None, f"L1: {event} after {client.end}"
-            if isinstance(event, Produced):
-                assert answer is not None
-                client.tokens += answer.rows[event.sequence].tokens[:event.count]
-                client.first_token_at = client.first_token_at or self.now
-                self._check_tokens(client)
-            elif isinstance(event, Finished):
+            if isinstance(event, Finished):
                 client.end, client.ended_at = event.reason.value, self.now
             elif isinstance(event, Failed):
                 client.end, client.ended_at = f"failed: {event.reason}", self.now
+
+    def _hear_tokens(self, event: Produced, answer: Answer | None) -> None:
+        assert answer is not None
+        for number, counted in event.counts.items():
+            client = self.clients[number]
+            assert client.end is None, f"L1: tokens after {client.end}"
+            client.tokens += answer.rows[number].tokens[:counted]
+            self._check_tokens(client)
 
     # -- losing and finding the shards
 

@@ -65,8 +65,9 @@ class Streaming:
         return "".join(parts).encode("ascii")
 
     def _event(self, token: TokenEvent, end: str) -> str:
-        top = f'"top_tokens":{top_json(token.top)},' if token.top else ""
-        return f'data: {{"index":{self._index},"token":{token_json(token)},{top}{end}}}\n\n'
+        if token.top:
+            end = f'"top_tokens":{top_json(token.top)},{end}'
+        return f'data: {{"index":{self._index},"token":{token_json(token)},{end}}}\n\n'
 
     def _end(self, event: FinishedEvent) -> str:
         details = "null"

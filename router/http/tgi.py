@@ -21,7 +21,7 @@ from router.errors import Cancelled, InvalidRequest
 from router.http.body import Foreign, read_body
 from router.http.errors import Told
 from router.http.rendering import Answer, Collector, Streaming, error_event
-from router.http.sse import EventStream, Pump, event_stream
+from router.http.sse import EventStream, Outbox, Pump, event_stream
 from router.messages import ModelFacts
 from router.request import Request
 from router.stream import Stream
@@ -113,6 +113,7 @@ class Tgi:
         self._validator = validator
         self._config = config
         self._version = version("weft")
+        self._outbox = Outbox()
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -180,7 +181,7 @@ class Tgi:
         stream = self._engine.submit(choice.request)
         stream.cut = out.cut
         try:
-            await Pump(stream, rendering, out).run()
+            await Pump(stream, rendering, out, self._outbox).run()
         finally:
             stream.close()
 

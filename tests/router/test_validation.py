@@ -11,7 +11,7 @@ from router.config import RouterConfig
 from router.errors import InvalidRequest, Overloaded
 from router.messages import ModelFacts
 from router.tokenizer import byte_tokenizer
-from router.validation import Limits, Validator, Wanted, draw_key
+from router.validation import SHORT_PROMPT, Limits, Validator, Wanted, draw_key
 
 FACTS = ModelFacts(model="m", device="cpu", dtype="float32", vocabulary_size=512, max_positions=2048, block_size=16,
                    num_blocks=100)
@@ -224,16 +224,17 @@ def test_only_1024_new_tokens_must_fit():
 
 def test_more_prompts_than_concurrent_requests_are_refused_before_they_are_tokenised():
     async def scenario(validator):
-        first = asyncio.create_task(validator.choices(Wanted(prompt="warp")))
+        first = asyncio.create_task(validator.choices(Wanted(prompt="warp" * 200)))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="--max-concurrent-requests"):
-            await validator.choices(Wanted(prompt="weft"))
+            await validator.choices(Wanted(prompt="weft" * 200))
         assert await first
     with closing(Validator(RouterConfig(max_concurrent_requests=1), FACTS, TOKENIZER)) as validator:
         asyncio.run(scenario(validator))
 
 
-def test_prompts_are_tokenised_beside_the_event_loop():
+@pytest.mark.parametrize(("length", "thread"), [(SHORT_PROMPT, "MainThread"), (SHORT_PROMPT + 1, "tokenizer_0")])
+def test_longer_prompts_are_tokenised_beside_the_event_loop(length, thread):
     names = []
     class Watched(type(TOKENIZER)):
         def encoding(self, *args, **kwargs):
@@ -241,5 +242,5 @@ def test_prompts_are_tokenised_beside_the_event_loop():
             return super().encoding(*args, **kwargs)
     watched = Watched(TOKENIZER._tokenizer, [256])
     with closing(Validator(CONFIG, FACTS, watched)) as validator:
-        asyncio.run(validator.choices(Wanted(prompt="warp")))
-    assert names == ["tokenizer_0"]
+        asyncio.run(validator.choices(Wanted(prompt="w" * length)))
+    assert names == [thread]

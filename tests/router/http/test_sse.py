@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from router.http.sse import Pump, event_stream
+from router.http.sse import Outbox, Pump, event_stream
 from router.request import Request
 from router.stream import Stream, TokenEvent
 
@@ -154,7 +154,7 @@ def pump(scenario):
     async def main():
         stream = Stream(Request("0", (1,), 1), 10**6, pytest.fail, pytest.fail, lambda _: None)
         wire = Wire()
-        pumping = asyncio.create_task(Pump(stream, Letters(), wire).run())
+        pumping = asyncio.create_task(Pump(stream, Letters(), wire, Outbox()).run())
         async def say(*texts):
             for text in texts:
                 stream.put(TokenEvent(0, text, 0.0, False))

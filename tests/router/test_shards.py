@@ -1,0 +1,276 @@
+"""The ranks as one object, against servers that note every byte and answer as they are told."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
+
+import grpc
+import pytest
+import uvloop
+
+from router.scheduler import Loss
+from router.shards import ANSWERS, METHODS, Shards, ShardsLost
+from shard.pb import shard_pb2 as pb
+from shard.server import OPTIONS
+
+Code = grpc.StatusCode
+ANSWER = pb.StepAnswer(epoch=1, order=1, sequences=[7], tokens=[8], logprobs=[-1.0])
+
+
+class Meeting:
+    """Nobody goes on before so many are there."""
+
+    def __init__(self, size):
+        self._missing = size
+        self._complete = asyncio.Event()
+
+    async def wait(self):
+        self._missing -= 1
+        if not self._missing:
+            self._complete.set()
+        await self._complete.wait()
+
+
+class ScriptedRank(grpc.GenericRpcHandler):
+    """`answers` by method: a message, a status, or what to wait for before the default is sent."""
+
+    def __init__(self, address):
+        self.address = address
+        self.answers = {}
+        self.arrived = []
+        self.num_watching = 0
+        self.called = asyncio.Event()
+        self.watched = asyncio.Event()
+        self.left = asyncio.Event()
+
+    def service(self, details):
+        method = details.method.rsplit("/", 1)[1]
+        if method == "Watch":
+            return grpc.unary_stream_rpc_method_handler(self._watch)
+        return grpc.unary_unary_rpc_method_handler(partial(self._answer, method))
+
+    async def _answer(self, method, message, context):
+        self.arrived.append((method, message))
+        self.called.set()
+        answer = self.answers.get(method, ANSWERS[method]())
+        if isinstance(answer, Code):
+            await context.abort(answer, "told so")
+        if isinstance(answer, asyncio.Event | Meeting):
+            await answer.wait()
+            answer = ANSWERS[method]()
+        return answer.SerializeToString()
+
+    async def _watch(self, message, context):
+        self.num_watching += 1
+        self.watched.set()
+        await context.write(b"")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.num_watching -= 1
+            self.left.set()
+
+    async def listen(self):
+        self.server = grpc.aio.server(options=OPTIONS)
+        self.server.add_generic_rpc_handlers([self])
+        self.server.add_insecure_port(self.address)
+        await self.server.start()
+        return self
+
+    async def stop(self):
+        await self.server.stop(None)
+        del self.server
+
+
+def play(story, folder, ranks=1):
+    """Tell a story to shards that are connected, and the ranks behind them."""
+    async def told():
+        async with AsyncExitStack() as stack:
+            servers = [await ScriptedRank(f"unix:{folder}/{rank}").listen() for rank in range(ranks)]
+            for server in servers:
+                stack.push_async_callback(server.stop)
+            shards = Shards([server.address for server in servers])
+            stack.push_async_callback(shards.close)
+            await shards.connect()
+            await story(shards, *servers)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(told())
+
+
+def test_every_method_of_the_contract_but_embed_is_known():
+    methods = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Shard"].methods if
+               method.name != "Embed"}
+    assert {kind.DESCRIPTOR.full_name: name for kind, name in METHODS.items()} == {
+        method.input_type.full_name: name for name, method in methods.items()}
+    assert {name: kind.DESCRIPTOR.full_name for name, kind in ANSWERS.items()} == {
+        name: method.output_type.full_name for name, method in methods.items()}
+
+
+def test_every_rank_gets_the_same_bytes(tmp_path):
+    async def story(shards, *ranks):
+        messages = [pb.FilterRequest(epoch=3, order=8, batch=1), pb.DecodeRequest(epoch=3, order=9, batch=1)]
+        await shards.send(messages, 5.0)
+        sealed = [("Filter", messages[0].SerializeToString()), ("Decode", messages[1].SerializeToString())]
+        assert [sorted(rank.arrived) for rank in ranks] == [sorted(sealed)] * 3
+    play(story, tmp_path, ranks=3)
+
+
+def test_the_answer_is_that_of_rank_0_to_the_last_message(tmp_path):
+    async def story(shards, first, second):
+        first.answers["Decode"] = ANSWER
+        second.answers["Decode"] = pb.StepAnswer(epoch=1, order=1)
+        assert await shards.send([pb.FilterRequest(), pb.DecodeRequest()], 5.0) == ANSWER
+    play(story, tmp_path, ranks=2)
+
+
+def test_no_message_waits_for_the_answer_to_the_one_before(tmp_path):
+    async def story(shards, rank):
+        rank.answers["Decode"] = rank.answers["Filter"] = Meeting(2)
+        await shards.send([pb.FilterRequest(), pb.DecodeRequest()], 5.0)
+    play(story, tmp_path)
+
+
+def test_an_answer_waits_for_all_ranks(tmp_path):
+    async def story(shards, first, second):
+        first.answers["Decode"], second.answers["Decode"] = ANSWER, asyncio.Event()
+        answer = asyncio.ensure_future(shards.send([pb.DecodeRequest()], 5.0))
+        await second.called.wait()
+        assert not answer.done()
+        second.answers["Decode"].set()
+        assert await answer == ANSWER
+    play(story, tmp_path, ranks=2)
+
+
+@pytest.mark.parametrize(("code", "loss"), [
+    (Code.INTERNAL, Loss.STEP_ERROR),
+    (Code.FAILED_PRECONDITION, Loss.DEFECT),
+    (Code.INVALID_ARGUMENT, Loss.DEFECT),
+    (Code.ALREADY_EXISTS, Loss.DEFECT),
+    (Code.UNAVAILABLE, Loss.DEATH),
+    (Code.UNKNOWN, Loss.DEATH),
+])
+def test_what_goes_wrong_says_what_kind_of_loss_it_is(tmp_path, code, loss):
+    async def story(shards, rank):
+        rank.answers["Decode"] = code
+        with pytest.raises(ShardsLost, match=f"{code.name.lower()}: told so") as lost:
+            await shards.send([pb.DecodeRequest()], 5.0)
+        assert (lost.value.loss, lost.value.broken) == (loss, False)
+    play(story, tmp_path)
+
+
+def test_of_several_ranks_one_that_failed_in_a_step_breaks_all(tmp_path):
+    """The others may wait for it for ever. That the first rank refuses what follows says less."""
+    async def story(shards, first, second):
+        first.answers["Decode"], second.answers["Decode"] = Code.FAILED_PRECONDITION, Code.INTERNAL
+        with pytest.raises(ShardsLost) as lost:
+            await shards.send([pb.DecodeRequest()], 5.0)
+        assert (lost.value.loss, lost.value.broken) == (Loss.DEATH, True)
+    play(story, tmp_path, ranks=2)
+
+
+@pytest.mark.parametrize("before", [pb.FilterRequest(), pb.ConcatRequest()])
+def test_what_fails_before_a_step_is_not_the_fault_of_who_is_in_the_step(tmp_path, before):
+    async def story(shards, rank):
+        rank.answers |= {METHODS[type(before)]: Code.INTERNAL, "Decode": Code.FAILED_PRECONDITION}
+        with pytest.raises(ShardsLost, match="told so") as lost:
+            await shards.send([before, pb.DecodeRequest()], 5.0)
+        assert lost.value.loss is Loss.DEFECT
+    play(story, tmp_path)
+
+
+def test_a_loss_is_told_when_every_rank_has_answered(tmp_path):
+    async def story(shards, first, second):
+        first.answers["Decode"], second.answers["Decode"] = Code.FAILED_PRECONDITION, asyncio.Event()
+        answer = asyncio.ensure_future(shards.send([pb.DecodeRequest()], 5.0))
+        await second.called.wait()
+        assert not answer.done()
+        second.answers["Decode"].set()
+        with pytest.raises(ShardsLost):
+            await answer
+    play(story, tmp_path, ranks=2)
+
+
+def test_an_answer_that_is_overdue_means_that_a_shard_hangs(tmp_path):
+    async def story(shards, first, second):
+        second.answers["Decode"] = asyncio.Event()
+        with pytest.raises(ShardsLost) as lost:
+            await shards.send([pb.DecodeRequest()], 0.05)
+        assert (lost.value.loss, lost.value.broken) == (Loss.DEATH, True)
+    play(story, tmp_path, ranks=2)
+
+
+def test_shards_that_died_are_found_again_at_the_same_path(tmp_path):
+    async def story(shards, rank):
+        await rank.stop()
+        with pytest.raises(ShardsLost) as lost:
+            await shards.info(5.0)
+        assert lost.value.loss is Loss.DEATH
+        await rank.listen()
+        await shards.connect()
+        assert await shards.info(5.0) == [pb.InfoAnswer()]
+    play(story, tmp_path)
+
+
+def test_connecting_waits_until_every_rank_listens(tmp_path):
+    async def story(shards, first, second):
+        await second.stop()
+        late = Shards([first.address, second.address])
+        connected = asyncio.ensure_future(late.connect())
+        await first.watched.wait()
+        assert not connected.done()
+        await second.listen()
+        await connected
+        await late.close()
+    play(story, tmp_path, ranks=2)
+
+
+def test_every_rank_is_watched_as_long_as_there_is_a_router(tmp_path):
+    async def story(shards, *ranks):
+        for rank in ranks:
+            await rank.watched.wait()
+        await shards.connect()
+        assert [rank.num_watching for rank in ranks] == [1, 1]
+        await shards.close()
+        for rank in ranks:
+            await rank.left.wait()
+    play(story, tmp_path, ranks=2)
+
+
+def test_a_successor_is_watched_too(tmp_path):
+    async def story(shards, rank):
+        await rank.watched.wait()
+        rank.watched.clear()
+        await rank.stop()
+        with pytest.raises(ShardsLost):
+            await shards.info(5.0)
+        await rank.listen()
+        await shards.connect()
+        await rank.watched.wait()
+    play(story, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["info", "warmup", "reset", "load", "unload"])
+def test_what_takes_no_step_goes_to_all_ranks_too(tmp_path, name):
+    arguments = {"info": [5.0], "warmup": [pb.WarmupRequest()], "reset": [2, 5.0], "load": [pb.LoadRequest()],
+                 "unload": [pb.UnloadRequest()]}
+
+    async def story(shards, *ranks):
+        await getattr(shards, name)(*arguments[name])
+        assert [rank.arrived[0][0] for rank in ranks] == [name.capitalize()] * 2
+    play(story, tmp_path, ranks=2)
+
+
+def test_large_messages_pass_in_both_directions(tmp_path):
+    async def story(shards, rank):
+        large = "x" * 5 * 2**20  # beyond the 4 MiB that gRPC allows unless told otherwise
+        rank.answers["Info"] = pb.InfoAnswer(model=large)
+        await shards.load(pb.LoadRequest(source=large))
+        assert await shards.info(30.0) == [pb.InfoAnswer(model=large)]
+    play(story, tmp_path)
+
+
+def test_closing_twice_does_no_harm(tmp_path):
+    async def story(shards, rank):
+        await shards.close()
+        await shards.close()
+    play(story, tmp_path)
