@@ -8,8 +8,7 @@ from collections.abc import Sequence as Rows
 
 from router.messages import AnswerRow, PromptLogprobs
 from router.request import FinishReason, Request
-from router.scheduler import count_tokens
-from router.stopping import StopStrings
+from router.stopping import StopStrings, count_tokens
 from router.stream import FinishedEvent, PromptEvent, Stream, TokenEvent, TopToken
 from router.tokenizer import Tokenizer
 

@@ -1,6 +1,6 @@
 """The router's loop: ask for a plan, send it, read the answer, deliver. Everything else hangs on it.
 
-Decides nothing: what to do next is the core's, what an answer says `wire.py`'s, what a client reads `delivery.py`'s.
+Decides nothing: what to do next is the core's, what an answer says `wire.py`'s, what a client reads `clients.py`'s.
 Up to `--look-ahead` plans are under way; their answers are taken in order. When the shards are lost the core is told,
 and the loop goes on as soon as there are shards again.
 """
@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from router import wire
+from router.clients import Clients
 from router.config import RouterConfig
-from router.delivery import Delivery
-from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, RequestError
-from router.events import Entered, Event, Failed, Finished, Produced, Refused
+from router.errors import NotReady, Overloaded
+from router.events import Entered, Event, Refused
 from router.messages import Answer, ModelFacts, Plan, Prefill
-from router.policy import Policy
+from router.policy import Policy, without_effect
 from router.request import Request
 from router.scheduler import Loss, Scheduler
 from router.shards import Shards, ShardsLost
-from router.stream import FailedEvent, Stream
+from router.stream import Stream
 from router.tokenizer import Tokenizer
 from shard.pb import shard_pb2 as pb
 
@@ -32,6 +32,7 @@ LEAST_STEP_TIMEOUT = 30.0
 DEFECTS, DEFECT_WINDOW = 3, 60.0
 
 log = logging.getLogger(__name__)
+now = time.monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,8 @@ class Engine:
         self._shards = shards
         self._tokenizer = tokenizer
         self._on_broken = on_broken
-        self._deliveries: dict[int, Delivery] = {}
-        self._patience: dict[int, asyncio.TimerHandle] = {}  # with clients that do not read
         self._under_way: deque[UnderWay] = deque()
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._epoch = 0
         self._defects: deque[float] = deque(maxlen=DEFECTS)
 
@@ -63,8 +60,12 @@ class Engine:
     async def start(self) -> None:
         """Waits for the shards and learns what they are; `facts` are there afterwards."""
         self.facts = await self._meet_shards()
-        self._core = Scheduler(Policy.of(self.config, self.facts), self.facts)
-        self._handle(self._core.shards_ready(self.facts, self._epoch, self._now()))
+        policy = Policy.of(self.config, self.facts)
+        for flag in without_effect(self.config, policy):
+            log.warning("%s has no effect with mixed steps, only with --prefill-policy pause", flag)
+        self._core = Scheduler(policy, self.facts)
+        self._clients = Clients(self.config, self._tokenizer, self._core, self._wake.set)
+        self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
         self.is_ready = True
         self._loop = asyncio.create_task(self._run(), name="engine")
         self._loop.add_done_callback(self._ended)
@@ -74,20 +75,20 @@ class Engine:
         self._loop.cancel()
         await asyncio.gather(self._loop, return_exceptions=True)
         self._forget_answers()
-        self._fail_everyone("the server is shutting down")
+        self.is_ready = False
+        self._clients.fail_everyone("the server is shutting down")
         await self._shards.close()
 
     def submit(self, request: Request) -> Stream:
         if self._loop.done():
             raise NotReady("the server is shutting down")
-        events = self._core.submit(request, self._now())
+        events = self._core.submit(request, now())
         first = events[0]
         if isinstance(first, Refused):
             raise Overloaded(first.reason, first.retry_after)
         assert isinstance(first, Entered)
-        stream = self._open_stream(request, first.sequence)
-        self._idle.clear()
-        self._handle(events[1:])
+        stream = self._clients.open(request, first.sequence)
+        self._clients.tell(events[1:])
         self._wake.set()
         return stream
 
@@ -96,10 +97,10 @@ class Engine:
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._deliveries)
+        return len(self._clients)
 
     async def drained(self) -> None:
-        await self._idle.wait()
+        await self._clients.gone()
 
     async def crashed(self) -> None:
         """Returns when the loop ended by itself, which only a mistake of ours can bring about."""
@@ -122,17 +123,19 @@ class Engine:
                 self._send_plans()
                 # The next messages leave before the tokens of this answer are rendered: shards wait, clients need not.
                 await asyncio.sleep(0)
-                self._handle(events)
+                self._clients.tell(events)
             await self._wake.wait()
             self._wake.clear()
             self._send_plans()
 
     def _send_plans(self) -> None:
-        while (plan := self._core.plan(self._now())) is not None:
+        while (plan := self._core.plan(now())) is not None:
             self._send(plan)
 
     def _send(self, plan: Plan) -> None:
-        self._mark_started(plan)
+        for message in plan.messages:
+            if isinstance(message, Prefill):
+                self._clients.started(newcomer.sequence for newcomer in message.newcomers)
         ahead = sum(other.plan.seconds for other in self._under_way)
         answer = asyncio.ensure_future(self._shards.send(wire.encode(plan), ahead + self._step_timeout(plan)))
         answer.add_done_callback(self._answered)
@@ -144,25 +147,8 @@ class Engine:
     def _receive(self, done: UnderWay) -> list[Event]:
         message = done.answer.result()
         answer = self._decode(message, done.plan)
-        stopped = {}
-        for number, row in answer.rows.items():
-            delivery = self._deliveries.get(number)
-            if delivery is not None and (stop := self._read(number, delivery, row)) is not None:
-                stopped[number] = stop
-        for logprobs in answer.prompt_logprobs:
-            if (delivery := self._deliveries.get(logprobs.sequence)) is not None:
-                delivery.deliver_prompt(logprobs)
-        return self._core.complete(done.plan.order, answer, stopped, self._now())
-
-    def _read(self, number: int, delivery: Delivery, row: Any) -> int | None:
-        """What goes wrong with the text of one request is that request's affair alone."""
-        try:
-            return delivery.read(row)
-        except Exception:
-            log.exception("the text of a request could not be made")
-            self._core.cancel(number, self._now())
-            self._fail(number, GenerationFailed("the text could not be made"))
-            return None
+        stopped = self._clients.read(answer)
+        return self._core.complete(done.plan.order, answer, stopped, now())
 
     def _decode(self, message: Any, plan: Plan) -> Answer:
         if not isinstance(message, pb.StepAnswer):
@@ -172,71 +158,11 @@ class Engine:
         except wire.Defect as defect:
             raise ShardsLost(Loss.DEFECT, f"an answer makes no sense: {defect}") from None
 
-    def _handle(self, events: list[Event]) -> None:
-        """Tell the clients, as far as they are still there."""
-        for event in events:
-            if isinstance(event, Produced):
-                for number in event.counts:
-                    if (delivery := self._deliveries.get(number)) is not None:
-                        delivery.deliver()
-            elif isinstance(event, Failed):
-                self._fail(event.sequence, GenerationFailed(event.reason))
-            elif isinstance(event, Finished) and (delivery := self._deliveries.get(event.sequence)) is not None:
-                delivery.finish(event.reason, self._now())
-                self._close(event.sequence)
-
     def _ended(self, loop: "asyncio.Task[None]") -> None:
         if not loop.cancelled():
             log.critical("the engine's loop failed", exc_info=loop.exception())
-            self._fail_everyone("the server failed")
-
-    # -- clients
-
-    def _open_stream(self, request: Request, number: int) -> Stream:
-        stream = Stream(
-            request, self.config.slow_client_buffer, on_full=lambda _: self._hold(number),
-            on_drained=lambda _: self._resume(number), on_leave=lambda _: self._leave(number))
-        self._deliveries[number] = Delivery(request, stream, self._tokenizer, self._now())
-        return stream
-
-    def _hold(self, number: int) -> None:
-        """The client does not read: its sequence pauses, and the client gets some time."""
-        self._core.hold(number, self._now())
-        self._patience[number] = asyncio.get_running_loop().call_later(
-            self.config.slow_client_timeout, self._give_up, number)
-
-    def _resume(self, number: int) -> None:
-        if (patience := self._patience.pop(number, None)) is not None:
-            patience.cancel()
-        self._core.resume(number, self._now())
-        self._wake.set()
-
-    def _give_up(self, number: int) -> None:
-        del self._patience[number]
-        self._core.cancel(number, self._now())
-        self._fail(number, Cancelled(f"the client did not read for {self.config.slow_client_timeout} seconds"))
-
-    def _leave(self, number: int) -> None:
-        self._core.cancel(number, self._now())
-        self._close(number)
-
-    def _fail(self, number: int, error: RequestError) -> None:
-        if (delivery := self._deliveries.get(number)) is not None:
-            self._close(number)
-            delivery.stream.put(FailedEvent(error))
-
-    def _fail_everyone(self, reason: str) -> None:
-        self.is_ready = False
-        for number in list(self._deliveries):
-            self._fail(number, NotReady(reason))
-
-    def _close(self, number: int) -> None:
-        del self._deliveries[number]
-        if (patience := self._patience.pop(number, None)) is not None:
-            patience.cancel()
-        if not self._deliveries:
-            self._idle.set()
-        self._wake.set()
+            self.is_ready = False
+            self._clients.fail_everyone("the server failed")
 
     # -- shards
 
@@ -255,7 +181,7 @@ class Engine:
     async def _recover(self, lost: ShardsLost) -> None:
         log.warning("the shards are lost (%s): %s", lost.loss.name.lower(), lost)
         self.is_ready = False
-        self._handle(self._core.shards_lost(self._now(), lost.loss))
+        self._clients.tell(self._core.shards_lost(now(), lost.loss))
         self._judge(lost)
         await self._settle_answers()
         while not self.is_ready:
@@ -267,13 +193,13 @@ class Engine:
                 if isinstance(again, ShardsLost):
                     self._judge(again)
                 await asyncio.sleep(0.1)
-        self._handle(self._core.shards_ready(self.facts, self._epoch, self._now()))
+        self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
         log.info("the shards are back, epoch %d", self._epoch)
 
     def _judge(self, lost: ShardsLost) -> None:
         """Processes that hang, or that answer nonsense again and again, are to be replaced."""
         if lost.loss is Loss.DEFECT:
-            self._defects.append(self._now())
+            self._defects.append(now())
         repeated = len(self._defects) == DEFECTS and self._defects[-1] - self._defects[0] < DEFECT_WINDOW
         if lost.broken or repeated:
             self._defects.clear()
@@ -292,20 +218,9 @@ class Engine:
             pending.answer.cancel()
         self._under_way.clear()
 
-    def _mark_started(self, plan: Plan) -> None:
-        for message in plan.messages:
-            if isinstance(message, Prefill):
-                for newcomer in message.newcomers:
-                    delivery = self._deliveries[newcomer.sequence]
-                    delivery.started = delivery.started or self._now()
-
     def _step_timeout(self, plan: Plan) -> float:
         given = self.config.step_timeout
         return max(LEAST_STEP_TIMEOUT, 10.0 * plan.seconds) if given is None else given
-
-    @staticmethod
-    def _now() -> float:
-        return time.monotonic()
 
 
 def _ignore(answer: "asyncio.Task[Any]") -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from router.config import RouterConfig
 from router.messages import ModelFacts
 
+PAUSE_ONLY = ("waiting_served_ratio", "max_waiting_tokens")
 STALL_SECONDS = {"cuda": 0.050, "cpu": 0.150}
 
 
@@ -39,3 +40,10 @@ class Policy:
             max_waiting_tokens=config.max_waiting_tokens,
             look_ahead=config.look_ahead,
         )
+
+
+def without_effect(config: RouterConfig, policy: Policy) -> list[str]:
+    """The flags that were given and change nothing under this policy."""
+    defaults = RouterConfig()
+    given = [name for name in PAUSE_ONLY if getattr(config, name) != getattr(defaults, name)]
+    return [f"--{name.replace('_', '-')}" for name in given] if policy.mixed else []

@@ -19,10 +19,11 @@ from router.events import Entered, Event, Failed, Finished, Produced, Refused
 from router.messages import Answer, ModelFacts, Plan
 from router.policy import Policy
 from router.queue import LOOKED_AT, Queue
-from router.request import FinishReason, Request, Resource
+from router.request import Request, Resource
 from router.running import Running
 from router.sequence import Sequence, State
 from router.steps import Draft, Mixed, Pause, Steps, load_of_step
+from router.stopping import count_tokens
 from router.trials import Trials
 
 DEATHS_BEFORE_TRIAL, DEATHS_BEFORE_FAILURE = 2, 3
@@ -282,19 +283,6 @@ class Scheduler:
         self._yielding = [other for other in self._yielding if other is not sequence]
         self._trials.clear(sequence)
         del self._sequences[sequence.number]
-
-
-def count_tokens(request: Request, generated: int, tokens: Rows[int],
-                 stop: int | None) -> tuple[int, FinishReason | None]:
-    """How many of a row's tokens count, and why the sequence ends with the last of them, if it does. The one place
-    that decides "finished". When several reasons meet in one token the length goes first, then the end token."""
-    most = min(len(tokens), request.max_new_tokens - generated, len(tokens) if stop is None else stop)
-    for index in range(most):
-        if generated + index + 1 >= request.max_new_tokens:
-            return index + 1, FinishReason.LENGTH
-        if tokens[index] in request.end_tokens:
-            return index + 1, FinishReason.END_TOKEN
-    return most, FinishReason.STOP_STRING if stop is not None else None
 
 
 def numbers(sequences: tuple[Sequence, ...]) -> tuple[int, ...]:

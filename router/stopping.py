@@ -1,4 +1,11 @@
-"""Finds stop strings in text that arrives in pieces. Knows nothing of tokens or of what is done about a find."""
+"""When a sequence ends: by its length, by an end token, or by a stop string in text that arrives in pieces.
+
+Knows nothing of who asks or of what is done about an end.
+"""
+
+from collections.abc import Sequence as Rows
+
+from router.request import FinishReason, Request
 
 
 class StopStrings:
@@ -25,3 +32,16 @@ class StopStrings:
         self._tail = window[-self._overlap:] if self._overlap else ""
         ends = [at + len(string) for string in self._strings if (at := window.find(string)) >= 0]
         return start + min(ends) if ends else None
+
+
+def count_tokens(request: Request, generated: int, tokens: Rows[int],
+                 stop: int | None) -> tuple[int, FinishReason | None]:
+    """How many of a row's tokens count, and why the sequence ends with the last of them, if it does. The one place
+    that decides "finished". When several reasons meet in one token the length goes first, then the end token."""
+    most = min(len(tokens), request.max_new_tokens - generated, len(tokens) if stop is None else stop)
+    for index in range(most):
+        if generated + index + 1 >= request.max_new_tokens:
+            return index + 1, FinishReason.LENGTH
+        if tokens[index] in request.end_tokens:
+            return index + 1, FinishReason.END_TOKEN
+    return most, FinishReason.STOP_STRING if stop is not None else None

@@ -2,7 +2,7 @@ import pytest
 
 from router.config import RouterConfig
 from router.messages import ModelFacts
-from router.policy import Policy
+from router.policy import Policy, without_effect
 
 
 def policy(device="cpu", mixed_steps=True, **settings):
@@ -20,6 +20,12 @@ def test_a_model_without_mixed_steps_pauses():
     assert policy().mixed
     assert not policy(mixed_steps=False).mixed
     assert not policy(prefill_policy="pause").mixed
+
+
+def test_settings_of_pause_that_were_given_under_mixed_steps_are_named():
+    config = RouterConfig(waiting_served_ratio=1.0)
+    assert without_effect(config, Policy(mixed=True)) == ["--waiting-served-ratio"]
+    assert without_effect(config, Policy(mixed=False)) == []
 
 
 def test_a_full_batch_leaves_room_for_a_block_of_prompt():

@@ -8,7 +8,8 @@ from router.events import Entered, Failed, Finished, Produced, Refused
 from router.messages import Answer, AnswerRow, Chunk, Concat, Decode, Filter, ModelFacts, Prefill
 from router.policy import Policy
 from router.request import FinishReason, Request, Resource
-from router.scheduler import Loss, Scheduler, count_tokens
+from router.scheduler import Loss, Scheduler
+from router.stopping import count_tokens
 
 FACTS = ModelFacts("simulated", "cpu", "float32", 512, 4096, 16, 64)
 END = 256

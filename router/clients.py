@@ -1,0 +1,132 @@
+"""Everybody who waits for tokens: a delivery each, by the number of the sequence.
+
+Carries what the core and the shards say to the mailboxes, and what clients do (leave, stop reading) to the core. Knows
+nothing of plans or of when anything is sent.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from router.config import RouterConfig
+from router.delivery import Delivery
+from router.errors import Cancelled, GenerationFailed, NotReady, RequestError
+from router.events import Event, Failed, Finished, Produced
+from router.messages import Answer, AnswerRow
+from router.request import Request
+from router.scheduler import Scheduler
+from router.stream import FailedEvent, Stream
+from router.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+now = time.monotonic
+
+
+class Clients:
+    def __init__(self, config: RouterConfig, tokenizer: Tokenizer, core: Scheduler, wake: Callable[[], None]) -> None:
+        """`wake` is called when the core may have something new to plan."""
+        self._config = config
+        self._tokenizer = tokenizer
+        self._core = core
+        self._wake = wake
+        self._deliveries: dict[int, Delivery] = {}
+        self._patience: dict[int, asyncio.TimerHandle] = {}  # with clients that do not read
+        self._nobody = asyncio.Event()
+        self._nobody.set()
+
+    def __len__(self) -> int:
+        return len(self._deliveries)
+
+    async def gone(self) -> None:
+        """Waits until nobody waits any more."""
+        await self._nobody.wait()
+
+    def open(self, request: Request, number: int) -> Stream:
+        stream = Stream(
+            request, self._config.slow_client_buffer, on_full=lambda _: self._hold(number),
+            on_drained=lambda _: self._resume(number), on_leave=lambda _: self._leave(number))
+        self._deliveries[number] = Delivery(request, stream, self._tokenizer, now())
+        self._nobody.clear()
+        return stream
+
+    # -- from the shards and the core
+
+    def started(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            delivery = self._deliveries[number]
+            delivery.started = delivery.started or now()
+
+    def read(self, answer: Answer) -> dict[int, int]:
+        """Make text of an answer; returns whose text just met a stop string, and how many of the tokens count."""
+        stopped = {}
+        for number, row in answer.rows.items():
+            delivery = self._deliveries.get(number)
+            if delivery is not None and (stop := self._read(number, delivery, row)) is not None:
+                stopped[number] = stop
+        for logprobs in answer.prompt_logprobs:
+            if (delivery := self._deliveries.get(logprobs.sequence)) is not None:
+                delivery.deliver_prompt(logprobs)
+        return stopped
+
+    def _read(self, number: int, delivery: Delivery, row: AnswerRow) -> int | None:
+        """What goes wrong with the text of one request is that request's affair alone."""
+        try:
+            return delivery.read(row)
+        except Exception:
+            log.exception("the text of a request could not be made")
+            self._core.cancel(number, now())
+            self.fail(number, GenerationFailed("the text could not be made"))
+            return None
+
+    def tell(self, events: Iterable[Event]) -> None:
+        """Who is not there any more is not told."""
+        for event in events:
+            if isinstance(event, Produced):
+                for number in event.counts:
+                    if (delivery := self._deliveries.get(number)) is not None:
+                        delivery.deliver()
+            elif isinstance(event, Failed):
+                self.fail(event.sequence, GenerationFailed(event.reason))
+            elif isinstance(event, Finished) and (delivery := self._deliveries.get(event.sequence)) is not None:
+                delivery.finish(event.reason, now())
+                self._close(event.sequence)
+
+    def fail(self, number: int, error: RequestError) -> None:
+        if (delivery := self._deliveries.get(number)) is not None:
+            self._close(number)
+            delivery.stream.put(FailedEvent(error))
+
+    def fail_everyone(self, reason: str) -> None:
+        for number in list(self._deliveries):
+            self.fail(number, NotReady(reason))
+
+    # -- from the clients
+
+    def _hold(self, number: int) -> None:
+        """The client does not read: its sequence pauses, and the client gets some time."""
+        self._core.hold(number, now())
+        self._patience[number] = asyncio.get_running_loop().call_later(
+            self._config.slow_client_timeout, self._give_up, number)
+
+    def _resume(self, number: int) -> None:
+        if (patience := self._patience.pop(number, None)) is not None:
+            patience.cancel()
+        self._core.resume(number, now())
+        self._wake()
+
+    def _give_up(self, number: int) -> None:
+        self._core.cancel(number, now())
+        self.fail(number, Cancelled(f"the client did not read for {self._config.slow_client_timeout} seconds"))
+
+    def _leave(self, number: int) -> None:
+        self._core.cancel(number, now())
+        self._close(number)
+
+    def _close(self, number: int) -> None:
+        self._deliveries.pop(number, None)
+        if (patience := self._patience.pop(number, None)) is not None:
+            patience.cancel()
+        if not self._deliveries:
+            self._nobody.set()
+        self._wake()

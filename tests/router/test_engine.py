@@ -1,0 +1,338 @@
+"""The loop, against simulated shards over real gRPC. What the tokens are is tested in tests/e2e."""
+
+import asyncio
+
+import pytest
+from serving import Heard, ask, play, weft
+
+from router.delivery import Delivery
+from router.engine import Engine
+from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded
+from router.shards import Shards
+from router.tokenizer import byte_tokenizer
+
+# -- starting and stopping
+
+
+def test_the_engine_learns_what_the_shards_are(tmp_path):
+    async def story(weft):
+        facts = weft.engine.facts
+        assert (facts.model, facts.num_blocks, facts.block_size, facts.world_size) == ("simulated", 50, 32, 2)
+        assert weft.engine.is_healthy()
+        assert weft.calls == {"Info": 2, "Warmup": 1, "Reset": 1}
+    play(story, tmp_path, num_blocks=50, block_size=32, ranks=2)
+
+
+def test_a_router_that_is_started_again_begins_an_epoch_of_its_own(tmp_path):
+    async def story(weft):
+        await weft.hear_right(ask())
+        await weft.engine.stop()
+        weft.engine = Engine(weft.config, Shards(weft.shards.addresses), byte_tokenizer())
+        await weft.engine.start()
+        await weft.hear_right(ask())
+        assert (weft.calls["Warmup"], weft.ranks[0].worker.info().epoch) == (1, 2)
+    play(story, tmp_path)
+
+
+def test_stopping_fails_whoever_is_still_served(tmp_path):
+    async def story(weft):
+        waiting = [asyncio.create_task(Heard.all_of(weft.submit(f"{number}", 50))) for number in range(4)]
+        await weft.gate.arrival()
+        weft.gate.let(3)
+        await weft.shards.reach(4)
+        await weft.engine.stop()
+        for heard in await asyncio.gather(*waiting):
+            assert isinstance(heard.error, NotReady)
+            heard.check_beginning(weft.model)
+        assert not weft.engine.is_healthy()
+        with pytest.raises(NotReady):
+            weft.submit()
+    play(story, tmp_path, gated=True, max_batch_size=2)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_stopping_while_shards_hang_leaves_nothing_behind(tmp_path, ranks):
+    async def story(weft):
+        stream = weft.submit()
+        await weft.shards.reach(2)
+        await weft.engine.stop()
+        assert isinstance((await Heard.all_of(stream)).error, NotReady)
+    play(story, tmp_path, faults="hang@prefill:1", ranks=ranks)
+
+
+def test_stopping_while_the_shards_are_away(tmp_path):
+    async def story(weft):
+        stream = weft.submit("a loom", 100)
+        await weft.shards.reach(2)
+        await weft.ranks[0].kill()
+        while weft.engine.is_healthy():
+            await stream.events()
+        await weft.engine.stop()
+        assert isinstance((await Heard.all_of(stream)).error, NotReady)
+        weft.ranks.clear()
+    play(story, tmp_path)
+
+
+def test_drained_means_that_nobody_is_left(tmp_path):
+    async def story(weft):
+        await weft.engine.drained()
+        streams = [weft.submit("a loom", length) for length in (3, 9)]
+        assert weft.engine.num_unfinished == 2
+        await weft.engine.drained()
+        assert weft.engine.num_unfinished == 0
+        for stream in streams:
+            Heard(stream.request).take(await stream.events())
+    play(story, tmp_path)
+
+
+# -- at the door
+
+
+def test_more_requests_than_the_house_holds_are_refused(tmp_path):
+    async def story(weft):
+        first = weft.submit()
+        with pytest.raises(Overloaded, match="--max-concurrent-requests 1") as refused:
+            weft.submit()
+        assert refused.value.retry_after > 0
+        (await Heard.all_of(first)).check(weft.model)
+        await weft.hear_right(ask())
+    play(story, tmp_path, max_concurrent_requests=1)
+
+
+def test_what_can_never_fit_fails_at_once_and_alone(tmp_path):
+    async def story(weft):
+        heard, other = await weft.hear(ask("a loom", 200), ask("a loom", 20))
+        assert isinstance(heard.error, GenerationFailed)
+        other.check(weft.model)
+        await weft.check_idle()
+    play(story, tmp_path, num_blocks=8)
+
+
+def test_who_comes_while_the_shards_are_away_is_served_when_they_are_back(tmp_path):
+    async def story(weft):
+        first = asyncio.create_task(Heard.all_of(weft.submit("a loom", 40)))
+        lost = weft.watch("shards_lost")
+        await lost.get()
+        assert not weft.engine.is_healthy()
+        await weft.hear_right(ask("another"))
+        (await first).check(weft.model)
+        assert weft.engine.is_healthy()
+    play(story, tmp_path, faults="die@decode:3")
+
+
+# -- leaving
+
+
+def test_who_leaves_frees_its_blocks_at_once_and_on_the_shards_with_the_next_message(tmp_path):
+    async def story(weft):
+        stays, leaves = weft.submit("a loom", 40), weft.submit("another", 40)
+        await weft.gate.arrival()
+        weft.gate.let(5)
+        await weft.shards.reach(6)
+        leaves.close()
+        assert len(weft.core.running) == 1
+        weft.gate.let(3)  # two that were under way, and the next
+        await weft.shards.reach(9)
+        assert len(weft.ranks[0].worker.ledger.sequences) == 1
+        weft.gate.open()
+        (await Heard.all_of(stays)).check(weft.model)
+        await weft.check_idle()
+    play(story, tmp_path, gated=True)
+
+
+def test_leaving_twice_or_after_the_end_does_no_harm(tmp_path):
+    async def story(weft):
+        stream = weft.submit("a loom", 5)
+        (await Heard.all_of(stream)).check(weft.model)
+        stream.close()
+        other = weft.submit("a loom", 5)
+        other.close()
+        other.close()
+        await weft.check_idle()
+    play(story, tmp_path)
+
+
+def test_who_leaves_when_its_end_is_known_but_not_told_does_no_harm(tmp_path):
+    async def story(weft):
+        stream = weft.submit("a loom", 3)
+        complete = weft.core.complete
+
+        def leaving(*args):
+            events = complete(*args)
+            asyncio.get_running_loop().call_soon(stream.close)
+            return events
+
+        weft.core.complete = leaving
+        await weft.check_idle()
+    play(story, tmp_path)
+
+
+# -- clients that do not read
+
+SLOW = {"slow_client_buffer": 4096, "slow_client_timeout": 60.0}
+
+
+async def until_held(weft, stream):
+    held = weft.watch("hold")
+    await held.get()
+    assert stream.size > weft.config.slow_client_buffer
+
+
+def test_who_does_not_read_is_held_while_the_others_go_on(tmp_path):
+    async def story(weft):
+        slow = weft.submit("a loom", 300)
+        await until_held(weft, slow)
+        await weft.hear_right(ask("another", 100))
+        await weft.settle()
+        assert not len(weft.core.running)
+        assert not weft.ranks[0].worker.ledger.sequences
+        assert weft.engine.num_unfinished == 1
+        (await Heard.all_of(slow)).check(weft.model)
+        await weft.check_idle()
+    play(story, tmp_path, **SLOW)
+
+
+@pytest.mark.parametrize("look_ahead", [1, 2])
+@pytest.mark.parametrize("tokens_per_step", [1, 3])
+def test_no_more_is_kept_than_the_limit_and_what_is_under_way(tmp_path, tokens_per_step, look_ahead):
+    async def story(weft):
+        slow = weft.submit("a loom", 300)
+        await until_held(weft, slow)
+        await weft.hear_right(ask("another", 30))
+        assert slow.size <= weft.config.slow_client_buffer + 130 * tokens_per_step * look_ahead
+        (await Heard.all_of(slow)).check(weft.model)
+    play(story, tmp_path, tokens_per_step=tokens_per_step, look_ahead=look_ahead, **SLOW)
+
+
+def test_who_is_slow_again_and_again_gets_every_token_once(tmp_path):
+    async def story(weft):
+        slow = weft.submit("a loom", 200)
+        heard, held = Heard(slow.request), weft.watch("hold")
+        for _ in range(3):
+            await held.get()
+            await weft.hear_right(ask("another", 5))
+            heard.take(await slow.events())
+        while heard.end is None:
+            heard.take(await slow.events())
+        heard.check(weft.model)
+        assert weft.shards.num_sent_again == 3
+        await weft.check_idle()
+    play(story, tmp_path, **SLOW)
+
+
+def test_who_does_not_read_for_too_long_is_given_up(tmp_path):
+    async def story(weft):
+        slow = weft.submit("a loom", 300)
+        other = asyncio.create_task(Heard.all_of(weft.submit("another", 50)))
+        (await other).check(weft.model)
+        await weft.engine.drained()
+        heard = await Heard.all_of(slow)
+        assert isinstance(heard.error, Cancelled)
+        heard.check_beginning(weft.model)
+        await weft.check_idle()
+    play(story, tmp_path, slow_client_buffer=4096, slow_client_timeout=0.02)
+
+
+def test_who_leaves_while_being_held_is_forgotten(tmp_path):
+    async def story(weft):
+        slow = weft.submit("a loom", 300)
+        await until_held(weft, slow)
+        slow.close()
+        await weft.check_idle()
+    play(story, tmp_path, **SLOW)
+
+
+def test_a_loss_while_somebody_is_held(tmp_path):
+    async def story(weft):
+        slow = weft.submit("a loom", 100)
+        await until_held(weft, slow)
+        await weft.hear_right(ask("another", 60))
+        assert weft.num_replaced == 1
+        (await Heard.all_of(slow)).check(weft.model)
+        await weft.check_idle()
+    play(story, tmp_path, faults="die@decode:60", **SLOW)
+
+
+# -- mistakes of ours
+
+
+def test_a_mistake_in_the_core_fails_everybody_and_is_told(tmp_path):
+    async def story(weft):
+        streams = [weft.submit(f"{number}", 50) for number in range(3)]
+        await weft.shards.reach(5)
+
+        def plan(now):
+            raise ZeroDivisionError
+
+        weft.core.plan = plan
+        for stream in streams:
+            assert isinstance((await Heard.all_of(stream)).error, NotReady)
+        await weft.engine.crashed()
+        assert not weft.engine.is_healthy()
+        await weft.engine.drained()
+        with pytest.raises(NotReady):
+            weft.submit()
+    play(story, tmp_path)
+
+
+def test_a_mistake_in_the_text_of_one_request_fails_that_request_alone(tmp_path, monkeypatch):
+    read = Delivery.read
+
+    def clumsy(delivery, row):
+        if delivery.request.prompt == b"clumsy" and len(delivery._text) == 4:
+            raise ZeroDivisionError
+        return read(delivery, row)
+
+    monkeypatch.setattr(Delivery, "read", clumsy)
+
+    async def story(weft):
+        guilty, *others = await weft.hear(ask("clumsy", 20), *(ask(f"{number}", 20) for number in range(3)))
+        assert isinstance(guilty.error, GenerationFailed)
+        assert len(guilty.tokens) == 4
+        for heard in others:
+            heard.check(weft.model)
+        await weft.check_idle()
+    play(story, tmp_path)
+
+
+# -- what is told of a request
+
+
+def test_prompt_logprobs_are_told_once_though_the_shards_died_in_between(tmp_path):
+    async def story(weft):
+        (heard,) = await weft.hear(ask("x" * 100, 10, prompt_logprobs=True))
+        assert weft.num_replaced == 1
+        assert sorted(heard.prompt_logprobs) == list(range(1, 100))
+        heard.check(weft.model)
+    play(story, tmp_path, faults="die@prefill:3", max_batch_prefill_tokens=32)
+
+
+def test_time_in_the_queue_ends_with_the_first_step(tmp_path):
+    async def story(weft):
+        first, second = await weft.hear(ask("a loom", 30), ask("another", 3))
+        assert first.end.queue_seconds < second.end.queue_seconds
+        assert second.end.queue_seconds >= first.end.inference_seconds
+    play(story, tmp_path, max_batch_size=1, look_ahead=1)
+
+
+def test_starting_waits_for_the_shards(tmp_path):
+    async def story(made):
+        await made.engine.stop()
+        (rank,) = made.ranks
+        await rank.kill()
+        made.engine = Engine(made.config, Shards(made.shards.addresses), byte_tokenizer())
+        starting = asyncio.create_task(made.engine.start())
+        made.ranks = made._new_ranks()
+        await made.ranks[0].start()
+        await starting
+        await made.hear_right(ask())
+    play(story, tmp_path)
+
+
+def test_whole_houses_do_not_meet(tmp_path):
+    """Two of everything in one process, since no module holds state."""
+    async def story(one):
+        (tmp_path / "other").mkdir()
+        async with weft(tmp_path / "other", seed=1) as other:
+            await asyncio.gather(one.hear_right(ask()), other.hear_right(ask()))
+    play(story, tmp_path)
