@@ -59,7 +59,11 @@ class Engine:
 
     async def start(self) -> None:
         """Waits for the shards and learns what they are; `facts` are there afterwards."""
-        self.facts = await self._meet_shards()
+        try:
+            self.facts = await self._meet_shards()
+        except BaseException:
+            await self._shards.close()
+            raise
         policy = Policy.of(self.config, self.facts)
         for flag in without_effect(self.config, policy):
             log.warning("%s has no effect with mixed steps, only with --prefill-policy pause", flag)
@@ -176,7 +180,10 @@ class Engine:
             infos = await self._shards.info(CALL_TIMEOUT)
         self._epoch = max(self._epoch, *(info.epoch for info in infos)) + 1
         await self._shards.reset(self._epoch, CALL_TIMEOUT)
-        return wire.facts(infos)
+        try:
+            return wire.facts(infos)
+        except wire.Defect as defect:
+            raise ShardsLost(Loss.DEFECT, str(defect)) from None
 
     async def _recover(self, lost: ShardsLost) -> None:
         log.warning("the shards are lost (%s): %s", lost.loss.name.lower(), lost)
@@ -188,10 +195,9 @@ class Engine:
             try:
                 self.facts = await self._meet_shards()
                 self.is_ready = True
-            except (ShardsLost, wire.Defect) as again:
+            except ShardsLost as again:
                 log.warning("the shards are not back: %s", again)
-                if isinstance(again, ShardsLost):
-                    self._judge(again)
+                self._judge(again)
                 await asyncio.sleep(0.1)
         self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
         log.info("the shards are back, epoch %d", self._epoch)

@@ -14,6 +14,8 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # A character has at most four bytes, so at most four tokens. Behind more of them that decode to no text is no
 # character to wait for.
 MAX_TOKENS_OF_A_CHARACTER = 4
+# Pairs of neighbours whose text is remembered: decoding costs ten times as much as looking it up.
+MAX_PAIRS = 100_000
 
 
 class Tokenizer:
@@ -21,6 +23,7 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}  # at most one entry per token of the vocabulary
         self._widths: dict[int, int] = {}  # characters of a token by itself, likewise
+        self._pairs: dict[tuple[int, int], str] = {}  # what a token adds behind another, at most MAX_PAIRS
         self.special = frozenset(
             token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
         self.end_tokens = frozenset(end_tokens)
@@ -50,7 +53,7 @@ class Tokenizer:
         return text
 
     def detokenizer(self) -> "Detokenizer":
-        return Detokenizer(self._tokenizer.decode, self.special, self._widths)
+        return Detokenizer(self._tokenizer.decode, self.special, self._widths, self._pairs)
 
 
 class Detokenizer:
@@ -64,12 +67,15 @@ class Detokenizer:
         decoded:  [ seen                     | the next piece   ]
     """
 
-    __slots__ = ("_decode", "_known", "_seen", "_special", "_widths", "_window")
+    __slots__ = ("_decode", "_known", "_pairs", "_seen", "_special", "_widths", "_window")
 
-    def __init__(self, decode: Callable[[list[int]], str], special: frozenset[int], widths: dict[int, int]) -> None:
+    def __init__(self, decode: Callable[[list[int]], str], special: frozenset[int], widths: dict[int, int],
+                 pairs: dict[tuple[int, int], str]) -> None:
+        """`widths` and `pairs` are what all sequences of a tokenizer remember together."""
         self._decode = decode
         self._special = special
         self._widths = widths
+        self._pairs = pairs
         self._window: list[int] = []
         self._known = 0
         self._seen = 0  # characters
@@ -79,7 +85,26 @@ class Detokenizer:
         if token in self._special:
             return ""
         window = self._window
+        if self._known == len(window) == 1:
+            return self._second(window[0], token)
         window.append(token)
+        return self._complete(token)
+
+    def _second(self, first: int, token: int) -> str:
+        """The usual case: a token behind one that stands for itself, and often not for the first time."""
+        piece = self._pairs.get((first, token))
+        if piece is None:
+            self._window.append(token)
+            piece = self._complete(token)
+            if piece and len(self._window) == 1 and len(self._pairs) < MAX_PAIRS:
+                self._pairs[first, token] = piece
+        else:
+            self._window[0] = token
+            self._seen = self._width(token)
+        return piece
+
+    def _complete(self, token: int) -> str:
+        window = self._window
         text = self._decode(window)
         if text.endswith(REPLACEMENT):
             return self._undecided(text)

@@ -96,7 +96,7 @@ def test_a_long_run_of_broken_bytes_takes_neither_memory_nor_time():
     def decode(ids):
         decoded.append(len(ids))
         return BYTES.decode(ids)
-    detokenizer = Detokenizer(decode, frozenset(), {})
+    detokenizer = Detokenizer(decode, frozenset(), {}, {})
     text = "".join(detokenizer.step(0xFF) for _ in range(1000)) + detokenizer.finish()
     assert text == REPLACEMENT * 1000
     assert max(decoded) < 10

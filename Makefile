@@ -1,0 +1,134 @@
+# Everything one does with a checkout. Each target first brings its own set-up to date; `make help` lists them.
+#
+#   make run PORT=8080 ARGS="--num-shard 2"     flags of `weft serve`
+#   make run PIP_ARGS="--extra-index-url URL"   options for pip, when the set-up installs
+#   make run PYTHON=/path/to/python3            the Python that the set-up uses
+
+.ONESHELL:
+.SHELLFLAGS := -euc
+.DEFAULT_GOAL := help
+.PHONY: help run test test-long test-clients check proto proto-check docs bench stats clean
+
+PYTHON :=
+PIP_ARGS :=
+PORT :=
+ARGS :=
+SEED := $(shell date +%s)
+
+# -P: nothing in the current folder but what is installed from here can shadow a module.
+VENV := .venv/bin/python -P
+PYTEST := $(VENV) -m pytest
+PROTOC := .venv-proto/bin/python -m grpc_tools.protoc -I shard/pb=proto shard/pb/shard.proto
+GRPCIO_TOOLS := 1.73.1
+
+# Shell functions for the set-up. Of the Pythons at hand, the first that is new enough and can make environments.
+define SETUP
+find_python() {
+	new= old=
+	for python in $(if $(PYTHON),"$(PYTHON)",$$1); do
+		"$$python" -c '' 2>/dev/null || continue
+		"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { old=$$python; continue; }
+		new=$$python
+		if "$$python" -c 'import ensurepip, venv' 2>/dev/null; then return; fi
+	done
+	if [ "$$new" ]; then
+		package=$$("$$new" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+		echo "weft: $$new has no venv module; install it (Debian, Ubuntu: apt install $$package) and call make again"
+	elif [ "$$old" ]; then
+		echo "weft: needs Python 3.11 or newer, found only $$("$$old" --version 2>&1); install a newer one, or name it: make PYTHON=/path/to/python3"
+	else
+		echo "weft: needs Python 3.11 or newer, found none; install it (Debian, Ubuntu: apt install python3 python3-venv), or name it: make PYTHON=/path/to/python3"
+	fi >&2
+	exit 1
+}
+make_venv() {  # a venv that an interrupted set-up left half made is made anew, one that works is kept
+	"$$1/bin/python" -m pip --version >/dev/null 2>&1 && return
+	find_python "$$2"
+	rm -rf "$$1"
+	"$$python" -m venv "$$1"
+}
+forget_half_installed() {  # pip writes INSTALLER last; it would take what has none for installed
+	for package in "$$1"/lib/python*/site-packages/*.dist-info; do
+		test -e "$$package/INSTALLER" || rm -rf "$$package"
+	done
+}
+endef
+
+help:
+	@cat <<'TEXT'
+	make run           serve a model on http://127.0.0.1:3000 (PORT=..., ARGS="flags of weft serve")
+	make test          all tests but the long ones
+	make test-long     thousands of random schedules, new ones every time (SEED=... repeats)
+	make test-clients  tests with the official clients
+	make check         style, types, and whether generated files are fresh
+	make proto         write shard/pb from proto/shard.proto
+	make proto-check   whether shard/pb is what make proto would write
+	make docs          write docs/configuration.md from the settings
+	make bench         what the router costs per token (ARGS="flags of benchmarks.router")
+	make stats         sizes of files and functions
+	make clean         remove what make has made here
+	run and test set everything up by themselves; PIP_ARGS=... passes options to pip, PYTHON=... names a Python
+	TEXT
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(SETUP)
+	make_venv .venv "python3.14 python3.13 python3.12 python3.11 python3"
+	forget_half_installed .venv
+	torch=$$(sed -n 's/^torch==//p' constraints.txt)
+	echo "weft: installing into .venv ($$(.venv/bin/python --version)); to download, unless pip has it already:"
+	echo "weft:   torch $$torch, 0.2 GB as the CPU-only build, about 3 GB as the CUDA build (README.md: how to choose)"
+	echo "weft:   some sixty small packages, 0.1 GB together"
+	.venv/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]' || {
+		echo "weft: the set-up is not complete; call make again to go on with it" >&2; exit 1; }
+	touch .venv/ready
+
+# A venv of its own: grpcio-tools wants an older protobuf than the one we run with.
+.venv-proto/ready: Makefile
+	@$(SETUP)
+	make_venv .venv-proto "python3.13 python3.12 python3.11 python3"
+	forget_half_installed .venv-proto
+	.venv-proto/bin/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) grpcio-tools==$(GRPCIO_TOOLS)
+	touch .venv-proto/ready
+
+run: .venv/ready
+	@exec .venv/bin/weft serve $(if $(PORT),--port $(PORT)) $(ARGS)
+
+test: .venv/ready
+	@$(PYTEST) $(ARGS)
+
+test-long: .venv/ready
+	@echo "weft: make test-long SEED=$(SEED) runs the same again"
+	WEFT_SEED=$(SEED) $(PYTEST) -m long --hypothesis-seed=$(SEED) $(ARGS)
+
+# pytest ends with 5 when it finds no tests.
+test-clients: .venv/ready
+	@$(PYTEST) -m clients $(ARGS) || { [ $$? = 5 ] && echo "weft: there are no tests with official clients yet"; }
+
+check: .venv/ready proto-check
+	@$(VENV) -m ruff check .
+	$(VENV) -m mypy
+	$(VENV) -m launcher.configuration --check
+
+proto: .venv-proto/ready
+	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=.
+
+proto-check: .venv-proto/ready
+	@fresh=$$(mktemp -d)
+	trap 'rm -rf "$$fresh"' EXIT
+	$(PROTOC) --python_out="$$fresh" --pyi_out="$$fresh" --grpc_python_out="$$fresh"
+	for file in "$$fresh"/shard/pb/*; do
+		cmp -s "$$file" "shard/pb/$$(basename "$$file")" || { echo "$$(basename "$$file") is stale: make proto" >&2; exit 1; }
+	done
+
+docs: .venv/ready
+	@$(VENV) -m launcher.configuration
+
+bench: .venv/ready
+	@$(VENV) -m benchmarks.router $(ARGS)
+
+stats: .venv/ready
+	@$(VENV) tests/stats.py
+
+clean:
+	@rm -rf .venv .venv-proto .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

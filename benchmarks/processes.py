@@ -1,0 +1,116 @@
+"""A simulated shard and a router as the processes that they are in service, and what the system says about them.
+
+Knows both by their command lines only.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HOST = "127.0.0.1"
+STDERR = 2  # where children talk: stdout is for the figures
+STEP_SECONDS = 0.005
+PATIENCE = 10.0  # seconds for a child to end
+SHARD = {
+    "seconds_per_step": STEP_SECONDS, "seconds_per_row": 0.0, "seconds_per_chunk_token": 0.0, "seconds_per_place": 0.0,
+    "mean_output_length": 0.0,
+}
+ROUTER = {"hostname": HOST, "port": 0, "max_concurrent_requests": 1024, "max_batch_size": 1024, "shutdown_timeout": 1.0}
+
+
+class NotStarted(Exception):
+    """A child ended before it was ready; it has said why on stderr."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A router that serves, and its shard, by their process ids."""
+
+    router: int
+    shard: int
+    port: int
+    steps: Path
+
+    def step_times(self) -> "array[float]":
+        """Begin and end of every step so far, in turns, in seconds of `time.monotonic`."""
+        times = array("d")
+        times.frombytes(self.steps.read_bytes())
+        return times
+
+
+@contextmanager
+def serving(look_ahead: int, profile: str = "") -> Iterator[Server]:
+    """`profile` names the file that gets the router's profile at the end."""
+    profiler = ("-m", "cProfile", "-o", profile) if profile else ()
+    with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+        socket, steps = f"unix:{folder}/shard.sock", Path(folder, "steps")
+        shard_order = {"socket": socket, "step_log": str(steps), "simulated": SHARD}
+        router_order = {"config": ROUTER | {"look_ahead": look_ahead}, "shards": [socket]}
+        with (child(("-m", "shard.server"), shard_order) as (shard, _),
+              child((*profiler, "-m", "router"), router_order) as (router, port)):
+            yield Server(router, shard, int(port), steps)
+
+
+@contextmanager
+def child(program: Sequence[str], order: dict[str, Any]) -> Iterator[tuple[int, str]]:
+    """A child of ours as long as the block runs: its process id and what it said beside `ready`."""
+    reader, ready = os.pipe()
+    parent, alive = os.pipe()  # nobody writes: its end tells the child that we are gone
+    command = [sys.executable, "-P", *program, json.dumps(order | {"ready_fd": ready, "parent_fd": parent})]
+    process = subprocess.Popen(  # noqa: S603 - our own program, no shell
+        command, pass_fds=(ready, parent), stdin=subprocess.DEVNULL, stdout=STDERR)
+    os.close(ready)
+    os.close(parent)
+    try:
+        with os.fdopen(reader) as lines:
+            yield process.pid, said_ready(lines.readline(), program)
+    finally:
+        end(process)
+        os.close(alive)
+
+
+def said_ready(line: str, program: Sequence[str]) -> str:
+    word, _, rest = line.strip().partition(" ")
+    if word != "ready":
+        raise NotStarted(f"python {' '.join(program)} did not start: {rest or 'it ended'}")
+    return rest
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def cpu_seconds(process_id: int) -> float:
+    """User and system time of a process, all its threads, to the nanosecond: what rusage tells only of one that ended.
+
+    Linux makes the number of a process's clock from its id, see clock_getcpuclockid(3).
+    """
+    return time.clock_gettime((~process_id << 3) | 2)
+
+
+def machine_seconds() -> float:
+    """CPU time of whatever runs on this machine, to a tick of 10 ms."""
+    names = "user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"
+    with open("/proc/stat", encoding="ascii") as file:
+        ticks = dict(zip(names, map(int, file.readline().split()[1:]), strict=False))  # guests are in user
+    return (sum(ticks.values()) - ticks["idle"] - ticks["iowait"]) / os.sysconf("SC_CLK_TCK")
+
+
+def hardware() -> str:
+    models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+              if line.startswith("model name")]
+    return f"{models[0] if models else 'unknown CPU'}, {os.cpu_count()} cores"

@@ -1,0 +1,84 @@
+"""The command line `weft`: flags in, one line out when something is wrong.
+
+The only place where environment variables count. Knows no setting by its meaning.
+"""
+
+import asyncio
+import inspect
+import socket
+import sys
+import tempfile
+from importlib.metadata import version
+from typing import Annotated, Any, Literal, NoReturn
+
+from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts.validators import Number
+
+from launcher.plan import make_plan
+from launcher.processes import Failed, bind, serve
+from launcher.settings import GROUPS, Setting, make_configs
+
+LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
+
+
+def parameter(setting: Setting, group: Group) -> inspect.Parameter:
+    rules = setting.field.metadata
+    kind = Literal[rules["choices"]] if rules["choices"] else setting.type
+    bounds = None if rules["low"] is rules["high"] is None else Number(gte=rules["low"], lte=rules["high"])
+    about = Parameter(name=setting.flags, help=rules["help"], env_var=setting.variables, validator=bounds, group=group)
+    return inspect.Parameter(
+        setting.name, inspect.Parameter.KEYWORD_ONLY, default=setting.field.default, annotation=Annotated[kind, about])
+
+
+def serve_command(**given: Any) -> None:
+    """Serve a model over HTTP. For now a simulated one: it answers with made-up words at the speed of a real model."""
+    launch, router, shard = make_configs(given)
+    with bind(router.hostname, router.port) as listener, tempfile.TemporaryDirectory(prefix="weft-") as folder:
+        plan = make_plan(router, shard, launch.num_shard, checked(folder))
+        text = banner(listener, launch.num_shard)
+        asyncio.run(serve(plan, listener, lambda: print(text, flush=True), router.shutdown_timeout))
+
+
+def checked(folder: str) -> str:
+    if len(folder) + len("/shard-00.sock") > LONGEST_SOCKET_PATH:
+        raise Failed(f"the name of the temporary folder {folder} is too long for sockets; set TMPDIR to a shorter one")
+    return folder
+
+
+def banner(listener: socket.socket, num_shard: int) -> str:
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    body = """'{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}}'"""
+    return (f"weft serves a simulated model on {num_shard} {'shard' if num_shard == 1 else 'shards'} at {url}\n"
+            f"try: curl -N {url}/generate_stream -H 'content-type: application/json' -d {body}\n"
+            "stop: Ctrl-C, twice to stop at once")
+
+
+def make_app() -> App:
+    app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
+              result_action="return_value")
+    groups = [(Group(title, sort_key=place), settings) for place, (title, settings) in enumerate(GROUPS.items())]
+    parameters = [parameter(setting, group) for group, settings in groups for setting in settings]
+    serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    app.command(serve_command, name="serve")
+    return app
+
+
+def fail(message: str, code: int) -> NoReturn:
+    print(f"weft: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+def main() -> None:
+    try:
+        make_app()(sys.argv[1:], exit_on_error=False, print_error=False)
+    except (CycloptsError, ValueError) as error:
+        fail(str(error), 2)
+    except Failed as error:
+        fail(str(error), 1)
+    except KeyboardInterrupt:  # before the children are there to be stopped in order
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

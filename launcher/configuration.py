@@ -1,0 +1,66 @@
+"""Writes docs/configuration.md from the settings. `python -P -m launcher.configuration`; `--check` only compares."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.settings import GROUPS, Setting
+
+PAGE = Path("docs/configuration.md")
+HEAD = """\
+<!-- Written by `make docs` from the fields of the config dataclasses; change those. -->
+# Settings
+
+Every setting of `weft serve` is a flag and an environment variable; a flag wins. Where text-generation-inference has a
+flag of the same name and meaning, its variable works as well; when both are set, the one beginning with `WEFT_` counts.
+A switch (true or false) is turned off with `--no-` before its name, a variable takes `true` or `false`.
+
+Two names are left alone on purpose. `HOSTNAME` is set by shells and containers to the name of the machine. `WEFT_PORT`
+is set to a URL by Kubernetes beside a service called `weft`; the port's variable is `PORT`.
+"""
+COLUMNS = ("Flag", "Variable", "Default", "Bounds", "Meaning")
+
+
+def code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def default(setting: Setting) -> str:
+    value = setting.field.default
+    return "" if value is None or value == "" else code(str(value).lower() if isinstance(value, bool) else f"{value}")
+
+
+def bounds(setting: Setting) -> str:
+    rules = setting.field.metadata
+    if rules["choices"]:
+        return ", ".join(map(code, rules["choices"]))
+    parts = (f"{word} {rules[key]}" for word, key in (("from", "low"), ("to", "high")) if rules[key] is not None)
+    return " ".join(parts)
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def table(settings: tuple[Setting, ...]) -> Iterator[str]:
+    yield row(*COLUMNS)
+    yield row(*("---" for _ in COLUMNS))
+    for setting in settings:
+        names = ", ".join(map(code, setting.flags)), ", ".join(map(code, setting.variables))
+        yield row(*names, default(setting), bounds(setting), setting.field.metadata["help"])
+
+
+def page() -> str:
+    parts = [f"## {title}\n\n" + "\n".join(table(settings)) + "\n" for title, settings in GROUPS.items()]
+    return "\n".join([HEAD, *parts])
+
+
+def main() -> None:
+    if "--check" not in sys.argv:
+        PAGE.write_text(page())
+    elif not PAGE.exists() or PAGE.read_text() != page():
+        raise SystemExit(f"{PAGE} is stale: make docs")
+
+
+if __name__ == "__main__":
+    main()

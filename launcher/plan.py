@@ -1,0 +1,41 @@
+"""Which child processes a server consists of, as plain data. Starts nothing and opens nothing."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from router.config import RouterConfig
+from shard.config import ShardConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    name: str
+    program: tuple[str, ...]
+    settings: dict[str, Any]
+
+    def command(self, **inherited: int) -> tuple[str, ...]:
+        """The whole command line; `inherited` names the descriptors that the child is born with."""
+        return (*self.program, json.dumps(self.settings | inherited))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    shards: tuple[Child, ...]
+    router: Child
+
+
+def python_module(name: str) -> tuple[str, ...]:
+    """-P keeps the user's current folder out of the child's imports: it may hold a `router` or a `shard.py` as well."""
+    return (sys.executable, "-P", "-m", name)
+
+
+def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: str) -> Plan:
+    """One shard per rank, each with a socket in `folder`, and the router that drives them."""
+    shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{folder}/shard-{rank}.sock")
+              for rank in range(num_shard)]
+    return Plan(
+        shards=tuple(Child(f"shard {item.rank}", python_module("shard.server"), asdict(item)) for item in shards),
+        router=Child("router", python_module("router"),
+                     {"config": asdict(router), "shards": [item.socket for item in shards]}))

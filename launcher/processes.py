@@ -1,0 +1,243 @@
+"""The child processes of one server: started, kept alive, stopped in order. Knows no flags and nothing of their work.
+
+A child says on a pipe that it is ready, and another pipe, which nobody writes to, tells it when we are gone.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from launcher.plan import Child, Plan
+
+PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)  # seconds before each replacement within WINDOW; after the last one we give up
+WINDOW = 300.0
+MARGIN = 5.0  # seconds for a child to leave, beyond those in which it may finish its work
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STDERR = 2  # where children talk, whatever they print on stdout
+
+
+class Failed(Exception):
+    """The server cannot start or cannot go on; the message is the one line that the user reads."""
+
+
+class Deaths:
+    """How often children died of late, and what that means for the next one. Without a clock."""
+
+    def __init__(self, pauses: Sequence[float]) -> None:
+        self._pauses = pauses
+        self._times: list[float] = []
+
+    def pause(self, now: float) -> float | None:
+        """Note a death: the seconds to wait before the replacement, None when there were too many."""
+        self._times = [time for time in self._times if now - time < WINDOW]
+        self._times.append(now)
+        return self._pauses[len(self._times) - 1] if len(self._times) <= len(self._pauses) else None
+
+
+class Process:
+    """One child that was started."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, lines: asyncio.StreamReader) -> None:
+        self.name = name
+        self.lines = lines
+        self.ended = asyncio.create_task(process.wait())
+        self.ready = asyncio.create_task(self._hear())  # False: it ended before it was
+        self._process = process
+        self._cause = ""  # what the child itself gave as the reason why it cannot start
+
+    @classmethod
+    async def start(cls, child: Child, **inherited: int) -> "Process":
+        """`inherited` are the descriptors that the child is born with, beside its pipe for lines."""
+        lines, write = await pipe()
+        try:
+            # A process group of its own, so that Ctrl-C reaches the child only through us, in order.
+            process = await asyncio.create_subprocess_exec(
+                *child.command(ready_fd=write, **inherited), pass_fds=(write, *inherited.values()),
+                stdin=subprocess.DEVNULL, stdout=STDERR, process_group=0)
+        finally:
+            os.close(write)
+        return cls(child.name, process, lines)
+
+    async def _hear(self) -> bool:
+        word, _, rest = (await self.lines.readline()).decode().strip().partition(" ")
+        if word == "ready":
+            return True
+        self._cause = rest
+        await self.ended
+        return False
+
+    def end(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def how(self) -> str:
+        """How the child ended."""
+        code = self.ended.result()
+        if self._cause:
+            return f"{self.name}: {self._cause}"
+        return f"{self.name} was ended by signal {-code}" if code < 0 else f"{self.name} ended with exit code {code}"
+
+
+async def pipe() -> tuple[asyncio.StreamReader, int]:
+    """A pipe whose reading end closes by itself once all writers are gone."""
+    read, write = os.pipe()
+    lines = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(lines)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(read, "rb", 0))
+    return lines, write
+
+
+async def all_ready(processes: Sequence[Process]) -> bool:
+    """False as soon as one has ended instead: the others may be waiting for it."""
+    for ready in asyncio.as_completed([process.ready for process in processes]):
+        if not await ready:
+            return False
+    return True
+
+
+async def first_end(processes: Sequence[Process]) -> Process:
+    await asyncio.wait([process.ended for process in processes], return_when=asyncio.FIRST_COMPLETED)
+    return next(process for process in processes if process.ended.done())
+
+
+async def end_all(processes: Sequence[Process], seconds: float) -> None:
+    """Ask the processes to end, and after so many seconds make them."""
+    for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, None)):
+        for process in processes:
+            process.end(number)
+        if processes:
+            await asyncio.wait([process.ended for process in processes], timeout=patience)
+    for process in processes:
+        await process.ready
+        await process.lines.read()
+
+
+class Server:
+    """The processes of a plan while it is served. Shards live and die together; the router is replaced alone."""
+
+    def __init__(self, plan: Plan, listener: socket.socket, parent_fd: int, on_ready: Callable[[], None],
+                 pauses: Sequence[float] = PAUSES) -> None:
+        self._plan = plan
+        self._listener = listener
+        self._parent_fd = parent_fd
+        self._on_ready = on_ready
+        self._deaths = Deaths(pauses)
+        self._shards: list[Process] = []
+        self._router: list[Process] = []  # one, or none yet
+        self._loaded = asyncio.Event()  # the shards are ready
+        self._serving = False
+
+    async def keep(self) -> None:
+        """Start everything and replace what dies; ends only by being cancelled or with Failed."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._keep_shards())
+                tasks.create_task(self._keep_router())
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _keep_shards(self) -> None:
+        while True:
+            for child in self._plan.shards:
+                self._shards.append(await Process.start(child, parent_fd=self._parent_fd))
+            if await all_ready(self._shards):
+                self._loaded.set()
+            dead = await first_end(self._shards)
+            self._loaded.clear()
+            await end_all(self._shards, 0)
+            self._shards.clear()
+            await self._mourn(dead, "all shards")
+
+    async def _keep_router(self) -> None:
+        while True:
+            await self._loaded.wait()
+            router = await Process.start(
+                self._plan.router, parent_fd=self._parent_fd, listen_fd=self._listener.fileno())
+            self._router = [router]
+            if await all_ready(self._router):
+                self._serve()
+            async for line in router.lines:
+                self._kill_shards(line.decode().removeprefix("broken ").strip())
+            await self._mourn(await first_end(self._router), "the router")
+
+    def _serve(self) -> None:
+        if not self._serving:
+            self._serving = True
+            self._on_ready()
+
+    def _kill_shards(self, why: str) -> None:
+        """The router is the judge of shards that live and do not work; that they are dead is noticed as ever."""
+        print(f"weft: the shards do not work: {why}", file=sys.stderr)
+        for shard in self._shards:
+            shard.end(signal.SIGKILL)
+
+    async def _mourn(self, dead: Process, replaced: str) -> None:
+        """Wait as long as a replacement should wait; raise when there shall be none."""
+        if not self._serving:
+            raise Failed(dead.how())
+        pause = self._deaths.pause(time.monotonic())
+        if pause is None:
+            raise Failed(f"{dead.how()}; that was once too often within {WINDOW / 60:.0f} minutes, giving up")
+        print(f"weft: {dead.how()}; starting {replaced} again", file=sys.stderr)
+        await asyncio.sleep(pause)
+
+    async def stop(self, seconds: float) -> None:
+        """The router may use so many seconds to finish its requests; the shards leave after it."""
+        self._listener.close()
+        await end_all(self._router, seconds + MARGIN)
+        await end_all(self._shards, MARGIN)
+
+    def kill(self) -> None:
+        for process in self._router + self._shards:
+            process.end(signal.SIGKILL)
+
+
+def bind(hostname: str, port: int) -> socket.socket:
+    """A socket that refuses clients until a router listens on it, and lets them wait while a router is replaced."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)[0]
+        return bound(socket.socket(family, kind), address)
+    except OSError as error:
+        raise Failed(f"cannot listen on {hostname}:{port} ({error.strerror}); choose another port with --port or "
+                     "another address with --hostname") from error
+
+
+def bound(listener: socket.socket, address: tuple[Any, ...]) -> socket.socket:
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+async def serve(plan: Plan, listener: socket.socket, on_ready: Callable[[], None], seconds_to_finish: float) -> None:
+    """Serve until a signal asks to stop; a second signal ends everything at once. Raises Failed."""
+    parent_fd, held_open = os.pipe()
+    server = Server(plan, listener, parent_fd, on_ready)
+    keep = asyncio.create_task(server.keep())
+    stop_on_signals(keep, server)
+    await asyncio.wait([keep])
+    await server.stop(seconds_to_finish)
+    os.close(parent_fd)
+    os.close(held_open)
+    if not keep.cancelled():
+        keep.result()
+
+
+def stop_on_signals(keep: asyncio.Task[None], server: Server) -> None:
+    def stop() -> None:
+        if keep.cancelling() or keep.done():
+            server.kill()
+        keep.cancel()
+
+    for number in SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop)

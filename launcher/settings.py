@@ -1,0 +1,74 @@
+"""All settings of a server as one list, made from the fields of the config dataclasses, with their names outside.
+
+Command line and configuration page are two renderings of it. Knows no setting by its meaning.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, fields
+from typing import Any, get_type_hints
+
+from router.config import RouterConfig, check_settings, setting
+from shard.config import ShardConfig, SimulatedConfig
+
+# Flags of text-generation-inference that mean the same here: their variables work under TGI's names too.
+TGI_FLAGS = frozenset({
+    "hostname", "port", "num_shard", "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens",
+    "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size",
+    "waiting_served_ratio", "max_waiting_tokens", "payload_limit", "validation_workers"})
+FOREIGN_VARIABLES = frozenset({
+    "HOSTNAME",   # shells and containers set it to the name of the machine
+    "WEFT_PORT",  # Kubernetes sets it, to a URL, for every pod beside a service called weft
+})
+ALIASES: Mapping[str, tuple[str, ...]] = {"num_shard": ("--num-shards",), "port": ("-p",)}
+GIVEN_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "parent_fd", "step_log", "simulated"})
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    num_shard: int = setting(1, "Shards that share the model, each a process.", low=1, high=64)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as the world sees it. `name` is the field's, after the prefix that tells its group from others."""
+
+    name: str
+    type: Any
+    field: Field[Any]
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return ("--" + self.name.replace("_", "-"), *ALIASES.get(self.name, ()))
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Environment variables that give the setting, the first one that is set counts."""
+        names = [f"WEFT_{self.name.upper()}"] + [self.name.upper()] * (self.name in TGI_FLAGS)
+        return tuple(name for name in names if name not in FOREIGN_VARIABLES)
+
+
+def settings_of(config: Any, prefix: str = "") -> Iterator[Setting]:
+    types = get_type_hints(config)
+    for item in fields(config):
+        if item.name not in GIVEN_BY_LAUNCHER:
+            yield Setting(prefix + item.name, types[item.name], item)
+
+
+GROUPS: Mapping[str, tuple[Setting, ...]] = {
+    "Server": (*settings_of(LaunchConfig), *settings_of(RouterConfig)),
+    "Shards": tuple(settings_of(ShardConfig)),
+    "Simulated model": tuple(settings_of(SimulatedConfig, "simulated_")),
+}
+
+
+def make_configs(given: Mapping[str, Any]) -> tuple[LaunchConfig, RouterConfig, ShardConfig]:
+    """The configs from the settings that were given, by name; raises ValueError for a value out of bounds."""
+    def chosen(config: Any, prefix: str = "") -> dict[str, Any]:
+        return {item.field.name: given[item.name] for item in settings_of(config, prefix) if item.name in given}
+
+    simulated = SimulatedConfig(**chosen(SimulatedConfig, "simulated_"))
+    return (LaunchConfig(**chosen(LaunchConfig)), RouterConfig(**chosen(RouterConfig)),
+            ShardConfig(**chosen(ShardConfig), simulated=simulated))

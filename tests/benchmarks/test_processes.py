@@ -1,0 +1,47 @@
+import os
+import time
+from array import array
+from pathlib import Path
+
+import pytest
+
+from benchmarks.processes import NotStarted, Server, child, cpu_seconds, hardware, machine_seconds
+
+FAIL = "import json, os, sys; os.write(json.loads(sys.argv[1])['ready_fd'], b'failed no luck\\n')"
+SERVE = ("import json, os, sys; told = json.loads(sys.argv[1]); os.write(told['ready_fd'], b'ready 7\\n'); "
+         "os.read(told['parent_fd'], 1)")
+
+
+def test_the_clock_of_a_process_is_that_of_its_cpu_time() -> None:
+    before = time.process_time()
+    assert before <= cpu_seconds(os.getpid()) <= time.process_time()
+
+
+def test_a_machine_has_worked_at_least_as_long_as_this_process() -> None:
+    assert machine_seconds() > time.process_time() - 0.1
+
+
+def test_hardware_names_the_cores() -> None:
+    assert hardware().endswith(f", {os.cpu_count()} cores")
+
+
+def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
+    (tmp_path / "steps").write_bytes(array("d", [1.0, 1.5]).tobytes())
+    assert list(Server(1, 2, 3, tmp_path / "steps").step_times()) == [1.0, 1.5]
+
+
+def test_a_child_lives_as_long_as_the_block() -> None:
+    with child(("-c", SERVE), {}) as (process_id, said):
+        assert said == "7"
+        assert Path(f"/proc/{process_id}").exists()
+    assert not Path(f"/proc/{process_id}").exists()
+
+
+def test_a_child_that_cannot_start_says_why() -> None:
+    with pytest.raises(NotStarted, match="did not start: no luck"), child(("-c", FAIL), {}):
+        pass
+
+
+def test_a_child_that_dies_at_once_is_noticed() -> None:
+    with pytest.raises(NotStarted, match="it ended"), child(("-c", ""), {}):
+        pass

@@ -1,0 +1,154 @@
+"""What holds for every test: nothing is left behind, nothing blocks an event loop, nothing is random unless asked.
+
+    pytest           all tests but the long ones and those with official clients
+    pytest -m long   the long ones, with new schedules every time
+"""
+
+import asyncio
+import concurrent.futures
+import ctypes
+import functools
+import gc
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import uvloop
+
+PR_SET_CHILD_SUBREAPER = 36
+PATIENCE = 2.0  # seconds for what is ending already, such as a thread after its last task
+BLOCKING = (  # what waits, and when it does not
+    (time, "sleep", lambda *_: False),
+    (subprocess.Popen, "wait", lambda process, *_, **__: process.returncode is not None),
+    (subprocess.Popen, "communicate", lambda *_, **__: False),
+    (concurrent.futures.Future, "result", lambda future, *_, **__: future.done()),
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.markexpr = config.option.markexpr or "not long and not clients"
+    # The other method raises from a signal handler, which uvloop swallows: a test that hangs would hang for ever.
+    config.option.timeout_method = "thread"
+    # Fixed examples, so that a red test is the fault of the change at hand; `-m long` looks for new ones.
+    hypothesis.settings.register_profile(
+        "weft", deadline=None, database=None, print_blob=True, derandomize=config.option.markexpr != "long")
+    hypothesis.settings.load_profile("weft")
+    for owner, name, returns_at_once in BLOCKING:
+        setattr(owner, name, never_in_a_loop(getattr(owner, name), returns_at_once))
+    own_temporary_folder(config)
+
+
+def never_in_a_loop(function: Callable[..., Any], returns_at_once: Callable[..., bool]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if asyncio._get_running_loop() is not None and not returns_at_once(*args, **kwargs):
+            pytest.fail(f"{function.__qualname__} blocks the event loop")
+        return function(*args, **kwargs)
+    return checked
+
+
+def own_temporary_folder(config: pytest.Config) -> None:
+    """Where tests, and the processes that they start, put temporary files, and nobody else does, not even pytest."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="weft-tests-")
+    config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"]))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Nothing is left behind
+
+
+def descriptors() -> set[str]:
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
+            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+    return found
+
+
+def threads() -> set[str]:
+    return {f"{thread.name} {thread.ident}" for thread in threading.enumerate()}
+
+
+def children() -> set[str]:
+    """Our child processes and, as we are their subreaper, whatever these left alive."""
+    with suppress(ChildProcessError):
+        while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
+            pass
+        numbers = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
+        return {f"{number} {command_line(number)}" for number in numbers}
+    return set()
+
+
+def command_line(number: str) -> str:
+    return Path(f"/proc/{number}/cmdline").read_text().replace("\0", " ")
+
+
+def files() -> set[str]:
+    return set(os.listdir(tempfile.gettempdir()))
+
+
+KINDS = {"descriptor": descriptors, "thread": threads, "child": children, "file": files}
+
+
+def snapshot() -> set[str]:
+    return {f"{kind} {thing}" for kind, find in KINDS.items() for thing in find()}
+
+
+def left_since(before: set[str]) -> set[str]:
+    """Garbage is collected, and what is about to end may do so, only when there is something to look for."""
+    end = time.monotonic() + PATIENCE
+    while (left := snapshot() - before) and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    return left
+
+
+@pytest.fixture(scope="session")
+def complaints() -> Iterator[list[str]]:
+    """What asyncio says when tasks are left to the end of their loop, or errors to nobody."""
+    found: list[str] = []
+    cancel_all_tasks = asyncio.runners._cancel_all_tasks
+
+    def note_and_cancel(loop: asyncio.AbstractEventLoop) -> None:
+        found.extend(f"task {task.get_coro()}" for task in asyncio.all_tasks(loop))
+        cancel_all_tasks(loop)
+
+    listener = logging.Handler(logging.ERROR)
+    listener.emit = lambda record: found.append(f"error {record.getMessage()} {record.exc_info}")
+    logging.getLogger("asyncio").addHandler(listener)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.runners, "_cancel_all_tasks", note_and_cancel)
+        yield found
+    logging.getLogger("asyncio").removeHandler(listener)
+
+
+@pytest.fixture(scope="session")
+def kept_by_libraries() -> None:
+    """uvloop keeps one pipe for signals from its first loop on. Orphans of our children become ours."""
+    uvloop.new_event_loop().close()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(complaints: list[str], kept_by_libraries: None) -> Iterator[None]:
+    complaints.clear()
+    before = snapshot()
+    yield
+    left = left_since(before)
+    for thing in left:
+        if thing.startswith("child "):
+            os.kill(int(thing.split()[1]), signal.SIGKILL)
+    if left or complaints:
+        pytest.fail("left behind:\n  " + "\n  ".join([*sorted(left), *complaints]), pytrace=False)

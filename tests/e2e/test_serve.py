@@ -1,0 +1,173 @@
+"""`weft serve` as a user has it: real processes, real sockets, real signals, and a simulated model."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+WEFT = Path(sys.executable).parent / "weft"
+PROMPT = "Once upon a time"
+
+
+class Weft:
+    """A server that was started, and its client."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.process = subprocess.Popen(
+            [WEFT, "serve", "--port", "0", *flags], cwd=folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert self.process.stdout
+        self.banner = [self.process.stdout.readline() for _ in range(3)]
+        assert self.banner[0], self.end()
+        self.port = int(self.banner[0].rsplit(":", 1)[-1])
+
+    def post(self, path: str, num_tokens: int) -> HTTPResponse:
+        body = json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": num_tokens}}).encode()
+        url, headers = f"http://127.0.0.1:{self.port}{path}", {"content-type": "application/json"}
+        return urlopen(Request(url, body, headers))  # type: ignore[no-any-return]
+
+    def generate(self, num_tokens: int) -> str:
+        with self.post("/generate", num_tokens) as response:
+            return str(json.load(response)["generated_text"])
+
+    def pids(self, module: str) -> list[int]:
+        """Our child processes that run this module, in the order in which they were started."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        pids = sorted(int(pid) for task in tasks for pid in task.read_text().split())
+        return [pid for pid in pids if f"\0{module}\0" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """The exit code, and all that was said on stderr."""
+        _, errors = self.process.communicate()
+        return self.process.returncode, errors
+
+
+@contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[Weft]:
+    weft = Weft(folder, *flags)
+    try:
+        yield weft
+    finally:
+        if weft.process.returncode is None:
+            weft.signal(signal.SIGTERM)
+            weft.end()
+
+
+def tokens(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The token of each event; the response is closed with the last."""
+    with response:
+        for line in response:
+            if line.startswith(b"data:"):
+                yield json.loads(line[5:])
+
+
+def test_a_prompt_is_answered_and_a_signal_ends_all_cleanly(tmp_path: Path) -> None:
+    with serving(tmp_path, "--num-shard", "2") as weft:
+        assert weft.generate(5) == "terry"
+        weft.signal(signal.SIGTERM)
+        assert weft.end() == (0, "")
+
+
+def test_folders_of_the_user_that_are_called_like_ours_do_not_matter(tmp_path: Path) -> None:
+    for name in ("router", "launcher", "shard", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the file of the user')")
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('the folder of the user')")
+    with serving(tmp_path) as weft:
+        assert weft.generate(5) == "terry"
+
+
+def test_a_taken_port_is_one_line_and_nothing_is_started(tmp_path: Path) -> None:
+    with serving(tmp_path) as weft:
+        second = subprocess.run([WEFT, "serve", "--port", str(weft.port)], capture_output=True, text=True, check=False)
+    assert second.returncode == 1
+    assert second.stderr.startswith(f"weft: cannot listen on 127.0.0.1:{weft.port} (Address already in use); choose an")
+    assert second.stderr.count("\n") == 1
+
+
+def test_settings_that_the_model_cannot_keep_are_one_line(tmp_path: Path) -> None:
+    ended = subprocess.run([WEFT, "serve", "--port", "0", "--max-total-tokens", "99999"], cwd=tmp_path,
+                           capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("weft: router: ")
+    assert "max_total_tokens must be at most 16384" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_shard_that_is_killed_costs_no_token(tmp_path: Path) -> None:
+    with serving(tmp_path, "--num-shard", "2") as weft:
+        expected = weft.generate(40)
+        events = tokens(weft.post("/generate_stream", 40))
+        text = next(events)["token"]["text"]
+        os.kill(weft.pids("shard.server")[1], signal.SIGKILL)
+        assert text + "".join(event["token"]["text"] for event in events) == expected
+
+
+def test_a_shard_that_hangs_is_replaced(tmp_path: Path) -> None:
+    with serving(tmp_path, "--step-timeout", "0.5") as weft:
+        os.kill(weft.pids("shard.server")[0], signal.SIGSTOP)
+        assert weft.generate(5) == "terry"
+
+
+def test_a_router_that_is_killed_is_replaced_and_no_client_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path) as weft:
+        shards = weft.pids("shard.server")
+        os.kill(weft.pids("router")[0], signal.SIGKILL)
+        assert weft.generate(5) == "terry"
+        assert weft.pids("shard.server") == shards
+
+
+def test_requests_under_way_are_finished_before_the_end(tmp_path: Path) -> None:
+    with serving(tmp_path) as weft:
+        events = tokens(weft.post("/generate_stream", 40))
+        next(events)
+        weft.signal(signal.SIGTERM)
+        assert len(list(events)) == 39
+        assert weft.end()[0] == 0
+
+
+def test_what_is_not_finished_in_time_is_told_so(tmp_path: Path) -> None:
+    with serving(tmp_path, "--shutdown-timeout", "0.1") as weft:
+        events = tokens(weft.post("/generate_stream", 1000))
+        next(events)
+        weft.signal(signal.SIGTERM)
+        assert "shutting down" in list(events)[-1]["error"]
+        assert weft.end()[0] == 0
+
+
+def test_a_second_signal_ends_everything_at_once(tmp_path: Path) -> None:
+    with serving(tmp_path, "--shutdown-timeout", "3600") as weft:
+        events = tokens(weft.post("/generate_stream", 10000))
+        next(events)
+        weft.signal(signal.SIGINT)
+        weft.signal(signal.SIGTERM)  # two of the same kind at once would be delivered as one
+        weft.end()
+        events.close()
+
+
+def test_no_child_survives_a_launcher_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # the folder of the sockets stays behind, without sockets
+    with serving(tmp_path, "--num-shard", "2") as weft:
+        children = [os.pidfd_open(pid) for pid in weft.pids("router") + weft.pids("shard.server")]
+        weft.signal(signal.SIGKILL)
+        weft.end()
+    for child in children:
+        select.select([child], [], [])
+        os.close(child)
+    assert len(children) == 3
+    assert not list(tmp_path.glob("weft-*/*"))

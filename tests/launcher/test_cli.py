@@ -1,0 +1,97 @@
+"""The command line: what flags and variables become, and how mistakes are told."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launcher import cli
+from launcher.processes import bind
+
+
+@pytest.fixture
+def weft(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line to its end: exit code, output, errors."""
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["weft", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            raise SystemExit(cli.main() or 0)
+        return (ended.value.code, *capsys.readouterr())
+    return run
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch, weft: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
+    """The settings that a command line gives, instead of serving with them."""
+    def run(*arguments: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        monkeypatch.setattr(cli, "serve_command", lambda **settings: found.update(settings))
+        assert weft("serve", *arguments)[0] == 0
+        return found
+    return run
+
+
+@pytest.mark.parametrize(("arguments", "settings"), [
+    ((), {}),
+    (("--look-ahead", "1"), {"look_ahead": 1}),
+    (("-p", "80"), {"port": 80}),
+    (("--num-shards", "2"), {"num_shard": 2}),
+    (("--max-total-tokens", "99", "--prefill-policy", "pause"), {"max_total_tokens": 99, "prefill_policy": "pause"}),
+    (("--no-simulated-mixed-steps",), {"simulated_mixed_steps": False}),
+])
+def test_flags_become_settings(given: Callable[..., Any], arguments: tuple[str, ...], settings: dict[str, Any]) -> None:
+    assert given(*arguments) == settings
+
+
+@pytest.mark.parametrize(("variables", "settings"), [
+    ({"WEFT_LOOK_AHEAD": "1"}, {"look_ahead": 1}),
+    ({"MAX_BEST_OF": "3"}, {"max_best_of": 3}),
+    ({"WEFT_MAX_BEST_OF": "4", "MAX_BEST_OF": "3"}, {"max_best_of": 4}),
+    ({"WEFT_SIMULATED_ADAPTERS": "false"}, {"simulated_adapters": False}),
+    ({"HOSTNAME": "a1b2c3", "WEFT_PORT": "tcp://10.0.0.1:3000"}, {}),
+])
+def test_variables_become_settings(
+        given: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str],
+        settings: dict[str, Any]) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert given() == settings
+
+
+def test_a_flag_wins_over_its_variable(given: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_LOOK_AHEAD", "2")
+    assert given("--look-ahead", "1") == {"look_ahead": 1}
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (("serve", "--prot", "80"), "weft: Unknown option: --prot. Did you mean --port?"),
+    (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve.'),
+    (("serve", "--port", "no"), 'weft: Invalid value for --port: unable to convert "no" into int.'),
+    (("serve", "--port", "70000"), 'weft: Invalid value "70000" for --port. Must be <= 65535.'),
+    (("serve", "--block-size", "17"), "weft: --block-size must be a multiple of 16, got 17"),
+    (("serve", "--simulated-num-blocks", "0"), 'weft: Invalid value "0" for --simulated-num-blocks. Must be >= 1.'),
+])
+def test_a_mistake_is_one_line(weft: Callable[..., Any], arguments: tuple[str, ...], line: str) -> None:
+    assert weft(*arguments) == (2, "", line + "\n")
+
+
+def test_a_folder_too_long_for_sockets_is_one_line(
+        weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    (folder := tmp_path / ("x" * 90)).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    code, _, errors = weft("serve", "--port", "0")
+    assert code == 1
+    assert errors.endswith("is too long for sockets; set TMPDIR to a shorter one\n")
+
+
+def test_the_banner_names_model_address_and_a_command_to_try() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        served, attempt, _ = cli.banner(listener, 2).split("\n")
+    assert served == f"weft serves a simulated model on 2 shards at {url}"
+    assert attempt.startswith(f"try: curl -N {url}/generate_stream ")
+
+
+def test_an_address_of_version_six_is_written_as_urls_have_it() -> None:
+    with bind("::1", 0) as listener:
+        assert "http://[::1]:" in cli.banner(listener, 1)

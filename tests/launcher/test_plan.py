@@ -1,0 +1,41 @@
+"""Which children a server has, and their command lines."""
+
+import json
+import sys
+
+from launcher.plan import make_plan
+from router.config import RouterConfig
+from shard.config import ShardConfig, SimulatedConfig
+
+SHARD = ShardConfig(gap_timeout=3.0, simulated=SimulatedConfig(seed=5))
+
+
+def test_there_is_a_shard_for_every_rank_and_one_router() -> None:
+    plan = make_plan(RouterConfig(), SHARD, 2, "/folder")
+    assert [child.name for child in (*plan.shards, plan.router)] == ["shard 0", "shard 1", "router"]
+    assert [(child.settings["rank"], child.settings["world_size"]) for child in plan.shards] == [(0, 2), (1, 2)]
+
+
+def test_every_shard_has_a_socket_of_its_own_and_the_router_knows_them_by_rank() -> None:
+    plan = make_plan(RouterConfig(), SHARD, 2, "/folder")
+    sockets = [child.settings["socket"] for child in plan.shards]
+    assert sockets == ["unix:/folder/shard-0.sock", "unix:/folder/shard-1.sock"]
+    assert plan.router.settings["shards"] == sockets
+
+
+def test_children_never_import_from_the_current_folder() -> None:
+    plan = make_plan(RouterConfig(), SHARD, 1, "/folder")
+    assert plan.router.command()[:4] == (sys.executable, "-P", "-m", "router")
+    assert plan.shards[0].command()[:4] == (sys.executable, "-P", "-m", "shard.server")
+
+
+def test_a_shard_is_given_its_config_and_the_descriptors_it_inherits() -> None:
+    plan = make_plan(RouterConfig(), SHARD, 1, "/folder")
+    config = ShardConfig.from_json(plan.shards[0].command(ready_fd=7, parent_fd=8)[-1])
+    assert (config.gap_timeout, config.simulated.seed, config.ready_fd, config.parent_fd) == (3.0, 5, 7, 8)
+
+
+def test_the_router_is_given_its_config_and_the_descriptors_it_inherits() -> None:
+    plan = make_plan(RouterConfig(look_ahead=1), SHARD, 1, "/folder")
+    order = json.loads(plan.router.command(listen_fd=9)[-1])
+    assert (RouterConfig(**order["config"]).look_ahead, order["listen_fd"]) == (1, 9)

@@ -1,0 +1,252 @@
+"""Child processes: started, replaced, stopped. The children here are programs of one line."""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from launcher.plan import Child, Plan
+from launcher.processes import PAUSES, WINDOW, Deaths, Failed, Process, Server, bind, end_all
+
+START = "import json, os, signal, sys; told = json.loads(sys.argv[1]); "
+BORN = START + "open(told['births'], 'a').write(told['name'] + '\\n'); "
+READY = "os.write(told['ready_fd'], b'ready\\n'); "
+WAIT = "os.read(told['parent_fd'], 1)"
+STUBBORN = START + "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + READY + WAIT
+LASTING = BORN + READY + WAIT
+
+
+class Births:
+    """The names of the children in the order in which they were started."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        os.mkfifo(path)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+
+    async def next(self, count: int) -> set[str]:
+        loop, names = asyncio.get_running_loop(), []
+        while len(names) < count:
+            readable = loop.create_future()
+            loop.add_reader(self._descriptor, readable.set_result, None)
+            await readable
+            loop.remove_reader(self._descriptor)
+            names += os.read(self._descriptor, 4096).decode().split("\n")[:-1]
+        return set(names)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+@pytest.fixture
+def births(tmp_path: Path) -> Iterator[Births]:
+    births = Births(tmp_path / "births")
+    yield births
+    births.close()
+
+
+def child(name: str, program: str, births: Births | None = None) -> Child:
+    told = {"name": name, "births": str(births.path) if births else ""}
+    return Child(name, (sys.executable, "-I", "-S", "-c", program), told)
+
+
+@asynccontextmanager
+async def started(program: str) -> AsyncIterator[Process]:
+    parent_fd, held_open = os.pipe()
+    process = await Process.start(child("router", program), parent_fd=parent_fd)
+    yield process
+    await end_all([process], 0)
+    os.close(parent_fd)
+    os.close(held_open)
+
+
+class Served:
+    """A server of two shards and a router, and the task that keeps it."""
+
+    def __init__(self, births: Births, shard: str, router: str, pauses: tuple[float, ...], parent_fd: int) -> None:
+        self.ready = asyncio.Event()
+        plan = Plan((child("s0", shard, births), child("s1", shard, births)), child("router", router, births))
+        self.server = Server(plan, bind("127.0.0.1", 0), parent_fd, self.ready.set, pauses)
+        self.keep = asyncio.create_task(self.server.keep())
+
+    async def stop(self) -> None:
+        self.keep.cancel()
+        await asyncio.wait([self.keep])
+        await self.server.stop(5.0)
+
+
+@pytest.fixture
+def serving(births: Births) -> Callable[..., None]:
+    """Runs a story with a server that is stopped at its end."""
+    def run(story: Callable[[Served], Awaitable[None]], shard: str = LASTING, router: str = LASTING,
+            pauses: tuple[float, ...] = (0, 0)) -> None:
+        async def main() -> None:
+            parent_fd, held_open = os.pipe()
+            served = Served(births, shard, router, pauses, parent_fd)
+            try:
+                await story(served)
+            finally:
+                await served.stop()
+                os.close(parent_fd)
+                os.close(held_open)
+        asyncio.run(main())
+    return run
+
+
+# -- one child
+
+
+def test_a_child_says_when_it_is_ready() -> None:
+    async def story() -> None:
+        async with started(START + READY + WAIT) as process:
+            assert await process.ready
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("program", "how"), [
+    ("raise SystemExit(3)", "router ended with exit code 3"),
+    ("import os; os.kill(os.getpid(), 9)", "router was ended by signal 9"),
+    (START + "os.write(told['ready_fd'], b'failed no more room\\n')", "router: no more room"),
+])
+def test_how_a_child_ended_that_never_was_ready(program: str, how: str) -> None:
+    async def story() -> None:
+        async with started(program) as process:
+            assert not await process.ready
+            assert process.how() == how
+    asyncio.run(story())
+
+
+def test_a_child_that_does_not_end_when_asked_is_made_to() -> None:
+    async def story() -> None:
+        async with started(STUBBORN) as process:
+            await process.ready
+            await end_all([process], 0.01)
+            assert process.ended.result() == -signal.SIGKILL
+    asyncio.run(story())
+
+
+# -- all of them
+
+
+def test_a_server_is_ready_when_all_are_and_the_router_comes_last(serving: Callable[..., None], births: Births) -> None:
+    async def story(served: Served) -> None:
+        assert await births.next(2) == {"s0", "s1"}
+        assert await births.next(1) == {"router"}
+        await served.ready.wait()
+    serving(story)
+
+
+@pytest.mark.parametrize("part", ["shard", "router"])
+def test_who_cannot_start_says_why_and_that_is_all(serving: Callable[..., None], part: str) -> None:
+    async def story(served: Served) -> None:
+        with pytest.raises(Failed, match="no more room"):
+            await served.keep
+        assert not served.ready.is_set()
+    serving(story, **{part: START + "os.write(told['ready_fd'], b'failed no more room\\n')"})
+
+
+def test_a_shard_that_cannot_start_is_noticed_while_another_waits_for_it(serving: Callable[..., None]) -> None:
+    async def story(served: Served) -> None:
+        with pytest.raises(Failed, match="s1 ended with exit code 3"):
+            await served.keep
+    serving(story, shard=START + "told['name'] == 's1' and sys.exit(3); " + WAIT)
+
+
+def test_when_a_shard_dies_all_shards_are_replaced_and_the_router_stays(
+        serving: Callable[..., None], births: Births) -> None:
+    async def story(served: Served) -> None:
+        await births.next(3)
+        await served.ready.wait()
+        served.server._shards[1].end(signal.SIGKILL)
+        assert await births.next(2) == {"s0", "s1"}
+        assert not served.server._router[0].ended.done()
+    serving(story)
+
+
+def test_when_the_router_dies_it_is_replaced_and_the_shards_stay(serving: Callable[..., None], births: Births) -> None:
+    async def story(served: Served) -> None:
+        await births.next(3)
+        await served.ready.wait()
+        served.server._router[0].end(signal.SIGKILL)
+        assert await births.next(1) == {"router"}
+        assert not any(shard.ended.done() for shard in served.server._shards)
+    serving(story)
+
+
+def test_shards_that_the_router_finds_broken_are_replaced(
+        serving: Callable[..., None], births: Births, capfd: pytest.CaptureFixture[str]) -> None:
+    async def story(served: Served) -> None:
+        await births.next(3)
+        assert await births.next(2) == {"s0", "s1"}
+    serving(story, router=BORN + READY + "os.write(told['ready_fd'], b'broken no answer\\n'); " + WAIT)
+    assert "weft: the shards do not work: no answer\n" in capfd.readouterr().err
+
+
+def test_who_dies_too_often_is_not_replaced_any_more(serving: Callable[..., None]) -> None:
+    async def story(served: Served) -> None:
+        with pytest.raises(Failed, match=r"router ended with exit code 0; .* giving up"):
+            await served.keep
+    serving(story, router=BORN + READY)
+
+
+def test_the_router_ends_before_the_shards(serving: Callable[..., None]) -> None:
+    async def story(served: Served) -> None:
+        await served.ready.wait()
+        order: list[str] = []
+        for process in served.server._shards + served.server._router:
+            process.ended.add_done_callback(lambda _, name=process.name: order.append(name))
+        await served.stop()
+        assert order[0] == "router"
+    serving(story)
+
+
+def test_killing_cuts_a_stop_short(serving: Callable[..., None]) -> None:
+    async def story(served: Served) -> None:
+        await served.ready.wait()
+        served.keep.cancel()
+        stop = asyncio.create_task(served.server.stop(3600.0))
+        await asyncio.sleep(0)
+        served.server.kill()
+        await stop
+    serving(story, router=STUBBORN)
+
+
+# -- policy and socket
+
+
+def test_the_first_replacement_comes_at_once_and_later_ones_after_pauses() -> None:
+    deaths = Deaths(PAUSES)
+    assert [deaths.pause(now) for now in range(5)] == list(PAUSES)
+    assert deaths.pause(5.0) is None
+
+
+def test_deaths_of_long_ago_do_not_count() -> None:
+    deaths = Deaths((0.0, 1.0))
+    assert [deaths.pause(now) for now in (0.0, 1.0, WINDOW + 0.5)] == [0.0, 1.0, 1.0]
+
+
+def test_a_bound_socket_refuses_clients_until_somebody_listens() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(listener.getsockname())
+        listener.listen()
+        socket.create_connection(listener.getsockname()).close()
+
+
+def test_a_taken_port_is_a_line_that_names_the_flag() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(Failed, match=f"cannot listen on 127.0.0.1:{port} .*; choose another port with --port"):
+            bind("127.0.0.1", port)
+
+
+def test_an_address_of_nobody_is_a_line_that_names_the_flag() -> None:
+    with pytest.raises(Failed, match=r"cannot listen on 192.0.2.1:0 .* --hostname"):
+        bind("192.0.2.1", 0)

@@ -1,0 +1,108 @@
+"""The set-up that `make` does by itself: with a Python and a pip that only pretend, in a path with blanks."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OLD = """case "$*" in *version_info*) exit 1;; --version) echo "Python 3.9.2";; esac"""
+WITHOUT_VENV = """case "$*" in *ensurepip*) exit 1;; *print*) echo python3.11-venv;; esac"""
+GOOD = """case "$*" in "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; echo made >> log;;
+*"pip install"*) echo "$*" >> log; [ ! -e no-network ];; esac"""
+
+
+class Checkout:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, folder)
+
+    def python(self, program: str) -> None:
+        (path := self.folder / "my python").write_text(f"#!/bin/sh\n{program}\n")
+        path.chmod(0o755)
+
+    def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """As from a shell, also when the tests themselves are run by make."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+        return subprocess.run(["make", "PYTHON=./my python", *arguments], cwd=self.folder, env=environment,
+                              capture_output=True, text=True, check=False)
+
+    def log(self) -> list[str]:
+        path = self.folder / "log"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path / "a b" / "we ft")
+
+
+def test_help_is_the_default_and_sets_nothing_up(checkout: Checkout) -> None:
+    assert "make run" in checkout.make().stdout
+    assert not (checkout.folder / ".venv").exists()
+
+
+@pytest.mark.parametrize(("program", "line"), [
+    (OLD, "weft: needs Python 3.11 or newer, found only Python 3.9.2; install"),
+    (WITHOUT_VENV, "weft: ./my python has no venv module; install it (Debian, Ubuntu: apt install python3.11-venv)"),
+    ("exit 127", "weft: needs Python 3.11 or newer, found none; install"),
+])
+def test_a_python_that_will_not_do_is_one_line(checkout: Checkout, program: str, line: str) -> None:
+    checkout.python(program)
+    made = checkout.make(".venv/ready")
+    ours = [told for told in made.stderr.splitlines() if not told.startswith("make")]
+    assert made.returncode != 0
+    assert len(ours) == 1
+    assert ours[0].startswith(line)
+
+
+def test_the_set_up_is_made_once(checkout: Checkout) -> None:
+    checkout.python(GOOD)
+    told = checkout.make(".venv/ready", "PIP_ARGS=--one --two").stdout
+    assert checkout.log()[0] == "made"
+    assert checkout.log()[1].endswith("--one --two -c constraints.txt -e .[dev]")
+    assert "GB" in told
+    assert checkout.make(".venv/ready").returncode == 0
+    assert len(checkout.log()) == 2
+
+
+def test_a_set_up_that_was_interrupted_goes_on_where_it_was(checkout: Checkout) -> None:
+    checkout.python(GOOD)
+    (checkout.folder / "no-network").touch()
+    assert "call make again" in checkout.make(".venv/ready").stderr
+    (checkout.folder / "no-network").unlink()
+    assert checkout.make(".venv/ready").returncode == 0
+    assert [line.split()[0] for line in checkout.log()] == ["made", "-m", "-m"]
+
+
+def test_packages_that_were_half_installed_are_installed_again(checkout: Checkout) -> None:
+    checkout.python(GOOD)
+    checkout.make(".venv/ready")
+    for name, files in (("whole", ["METADATA", "INSTALLER"]), ("half", ["METADATA"])):
+        (package := checkout.folder / f".venv/lib/python3.11/site-packages/{name}-1.0.dist-info").mkdir(parents=True)
+        for file in files:
+            (package / file).touch()
+    (checkout.folder / ".venv/ready").unlink()
+    checkout.make(".venv/ready")
+    assert [path.name for path in checkout.folder.glob(".venv/lib/*/*/*")] == ["whole-1.0.dist-info"]
+
+
+def test_an_environment_that_does_not_work_is_made_anew(checkout: Checkout) -> None:
+    checkout.python(GOOD)
+    (checkout.folder / ".venv/bin").mkdir(parents=True)
+    (checkout.folder / ".venv/bin/python").symlink_to("/nowhere/python")
+    assert checkout.make(".venv/ready").returncode == 0
+    assert checkout.log()[0] == "made"
+
+
+def test_new_requirements_are_installed(checkout: Checkout) -> None:
+    checkout.python(GOOD)
+    checkout.make(".venv/ready")
+    later = (checkout.folder / ".venv/ready").stat().st_mtime + 10
+    constraints = checkout.folder / "constraints.txt"
+    os.utime(constraints, (later, later))
+    assert checkout.make("-q", ".venv/ready").returncode == 1
