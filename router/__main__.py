@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -89,11 +90,24 @@ async def serve(order: Order) -> int:
         return 1
     calm_collector()
     try:
-        await asked_to_stop()
+        if await came_first(running.engine.crashed(), asked_to_stop()):
+            return 1
         await running.drain(order.config.shutdown_timeout)
     finally:
         await running.stop()
     return 0
+
+
+async def came_first(first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]) -> bool:
+    """Wait for either; whether the first is over. The other is not waited for any more."""
+    tasks = [asyncio.create_task(first), asyncio.create_task(second)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].done()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def calm_collector() -> None:

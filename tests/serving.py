@@ -39,7 +39,7 @@ from shard.pb import shard_pb2 as pb
 from shard.pb import shard_pb2_grpc
 from shard.server import OPTIONS, Presence
 from shard.service import ShardService
-from shard.simulated import FOREVER, SimulatedWorker
+from shard.simulated import SimulatedWorker
 
 END = 256
 LIMIT = 60.0  # seconds; the signal by which pytest ends a test does not reach uvloop
@@ -329,15 +329,17 @@ class Weft:
 
     def _on_broken(self, why: str) -> None:
         self.broken.append(why)
-        self._replace()
+        self.replace()
 
     def _on_death(self, shard: SimulatedShard) -> None:
         if shard in self.ranks:
-            self._replace()
+            self.replace()
 
-    def _replace(self) -> None:
+    def replace(self) -> "asyncio.Task[None]":
+        """Kill all ranks and start them anew."""
         if self._replacing is None or self._replacing.done():
             self._replacing = asyncio.create_task(self._replace_all())
+        return self._replacing
 
     async def _replace_all(self) -> None:
         self.num_replaced += 1
@@ -429,9 +431,11 @@ def flat_logs() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("router.engine", "shard.service")]
     for logger in loggers:
         logger.addFilter(flatten)
-    yield
-    for logger in loggers:
-        logger.removeFilter(flatten)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(flatten)
 
 
 def flatten(record: logging.LogRecord) -> bool:
@@ -440,6 +444,3 @@ def flatten(record: logging.LogRecord) -> bool:
         record.msg += f": {record.exc_info[1]!r}"
         record.exc_info = None
     return True
-
-
-__all__ = ["FOREVER", "Heard", "Served", "Weft", "ask", "body", "events_of", "expected", "play", "weft"]

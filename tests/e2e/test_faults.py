@@ -59,6 +59,16 @@ def test_nobody_notices_whichever_rank_it_befalls(tmp_path, rank, faults):
     play(story, tmp_path, faults=("", faults) if rank else (faults, ""), ranks=2, max_batch_size=4)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_shards_may_be_replaced_while_nobody_is_served(tmp_path, ranks):
+    async def story(weft):
+        await weft.hear_right(ask())
+        await weft.replace()
+        await weft.hear_right(*crowd())
+        await weft.check_idle()
+    play(story, tmp_path, ranks=ranks)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("faults", ["hang@decode:3", "hang@prefill:2", "hang@filter:1"])

@@ -326,7 +326,7 @@ def test_prompt_logprobs_alone_may_be_too_many_to_keep(tmp_path):
         (heard,) = await weft.hear(ask("x" * 400, 10, prompt_logprobs=True))
         assert sorted(heard.prompt_logprobs) == list(range(1, 400))
         heard.check(weft.model)
-        assert weft.shards.num_sent_again >= 3
+        assert weft.shards.num_sent_again > 0
         await weft.check_idle()
     play(story, tmp_path, max_batch_prefill_tokens=128, **SLOW)
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from router.__main__ import Order, asked_to_stop, end_with_parent, tell
+from router.__main__ import Order, asked_to_stop, came_first, end_with_parent, tell
 from router.config import RouterConfig
 
 
@@ -47,3 +47,11 @@ def test_the_end_of_the_parent_is_the_end() -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(story(parent_fd, held_open))
     os.close(parent_fd)
+
+
+def test_whoever_is_over_first_ends_the_wait_and_the_other_is_given_up():
+    async def scenario():
+        never = asyncio.Event()
+        assert await came_first(asyncio.sleep(0), never.wait())
+        assert not await came_first(never.wait(), asyncio.sleep(0))
+    asyncio.run(scenario())
