@@ -9,224 +9,31 @@ import asyncio
 import json
 import logging
 import socket
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from itertools import count
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import grpc
 import uvloop
-from grpc_health.v1 import health_pb2_grpc
-from world import expected_tokens
+from hearing import Heard, ask, expected
+from ranks import Gate, SimulatedShard, WatchedShards
 
 from router.config import RouterConfig
 from router.engine import Engine
 from router.http.app import create_app
 from router.http.server import Server
-from router.request import FinishReason, Request
-from router.shards import Shards
-from router.stream import FailedEvent, FinishedEvent, PromptEvent, Stream, TokenEvent
+from router.request import Request
+from router.stream import Stream
 from router.tokenizer import byte_tokenizer
 from router.validation import Validator
 from shard.config import ShardConfig, SimulatedConfig
-from shard.pb import shard_pb2 as pb
-from shard.pb import shard_pb2_grpc
-from shard.server import OPTIONS, Presence
-from shard.service import ShardService
 from shard.simulated import SimulatedWorker
 
-END = 256
 LIMIT = 60.0  # seconds; the signal by which pytest ends a test does not reach uvloop
-STEPS = (pb.PrefillRequest, pb.DecodeRequest)
 ROUTER = {item.name for item in fields(RouterConfig)}
-
-ids = count()
-
-
-def ask(prompt: str = "a loom", length: int = 12, **more: Any) -> Request:
-    return Request(f"{next(ids)}", tuple(prompt.encode()), length, end_tokens=frozenset([END]), **more)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What a client should hear, and what it heard
-
-
-def expected(request: Request, model: SimulatedConfig) -> tuple[list[int], str, FinishReason]:
-    """The tokens, the text and the end of a request that nothing happens to."""
-    said: list[int] = []
-    text = ""
-    for token in expected_tokens(request, request.max_new_tokens, model):
-        said.append(token)
-        text += chr(token) if token < END else ""
-        if len(said) < request.max_new_tokens and token in request.end_tokens:
-            return said, text, FinishReason.END_TOKEN
-        if len(said) < request.max_new_tokens and text.endswith(request.stop_strings or ("\0",)):
-            return said, text, FinishReason.STOP_STRING
-    return said, text, FinishReason.LENGTH
-
-
-@dataclass(slots=True)
-class Heard:
-    request: Request
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    prompt_logprobs: dict[int, float] = field(default_factory=dict)
-    end: FinishedEvent | None = None
-    error: Exception | None = None
-
-    @classmethod
-    async def all_of(cls, stream: Stream) -> "Heard":
-        heard = cls(stream.request)
-        while heard.end is None and heard.error is None:
-            heard.take(await stream.events())
-        return heard
-
-    def take(self, events: list[Any]) -> None:
-        for event in events:
-            assert self.end is None, "an event after the end"
-            assert self.error is None, "an event after the failure"
-            match event:
-                case TokenEvent():
-                    self.tokens.append(event.id)
-                    self.text += "" if event.special else event.text
-                case PromptEvent(start, logprobs):
-                    assert not set(range(start, start + len(logprobs))) & self.prompt_logprobs.keys(), "told twice"
-                    self.prompt_logprobs.update(enumerate(logprobs, start))
-                case FinishedEvent():
-                    self.end = event
-                case FailedEvent(error):
-                    self.error = error
-
-    def check(self, model: SimulatedConfig) -> None:
-        """Everything came, once, in order, and is this client's own."""
-        assert self.error is None, f"failed: {self.error!r}"
-        assert self.end is not None
-        assert (self.tokens, self.text, self.end.reason) == expected(self.request, model)
-        assert (self.end.text, self.end.num_tokens) == (self.text, len(self.tokens))
-
-    def check_beginning(self, model: SimulatedConfig) -> None:
-        """What came before a failure is right."""
-        assert self.tokens == expected(self.request, model)[0][:len(self.tokens)]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The shards
-
-
-class Gate:
-    """Where the steps of a shard stop until they are let through. Called in the compute thread."""
-
-    def __init__(self) -> None:
-        self.num_passed = 0
-        self._permits = threading.Semaphore(0)
-        self._is_open = False
-        self._arrivals: asyncio.Queue[None] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-
-    def __call__(self, seconds: float) -> None:
-        self._loop.call_soon_threadsafe(self._arrivals.put_nowait, None)
-        self._permits.acquire()
-        self.num_passed += 1
-        if self._is_open:
-            self._permits.release()
-
-    def let(self, steps: int) -> None:
-        for _ in range(steps):
-            self._permits.release()
-
-    def open(self) -> None:
-        self._is_open = True
-        self._permits.release()
-
-    async def arrival(self) -> None:
-        """Wait until one more step stands here."""
-        await self._arrivals.get()
-
-
-class Killed(Exception):
-    """Ends what a dead shard was about to do."""
-
-
-class SimulatedShard:
-    """A process that is none: it may die all the same."""
-
-    def __init__(self, config: ShardConfig, kind: type[SimulatedWorker], sleep: Callable[[float], object] | None,
-                 on_death: Callable[["SimulatedShard"], None]) -> None:
-        self.config = config
-        self._on_death = partial(asyncio.get_running_loop().call_soon_threadsafe, on_death, self)
-        self._dead = threading.Event()
-        self.worker = kind(config, sleep, self._die)
-        self.service = ShardService(self.worker, config.gap_timeout, self.worker.lateness)
-        self.presence = Presence(60.0, lambda: None)
-        self._server = grpc.aio.server(options=OPTIONS)
-        shard_pb2_grpc.add_ShardServicer_to_server(self.service, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self.presence, self._server)
-        self._server.add_insecure_port(config.socket)
-
-    async def start(self) -> None:
-        await self._server.start()
-
-    async def kill(self) -> None:
-        """Nobody gets an answer any more."""
-        self.presence.close()
-        await self._server.stop(None)
-        del self._server  # a log record or a cache that still knows us shall not keep the descriptors of gRPC
-        self._dead.set()
-        self.service.stop()
-        self.service.close()
-        await self.service.silence()
-
-    def remaining_faults(self) -> str:
-        """What has not struck yet may strike the successor; a poison stays one."""
-        parts = [part for part in self.config.simulated.faults.split(";") if part]
-        return ";".join(part for part, fault in zip(parts, self.worker.faults, strict=True)
-                        if not fault.fired or fault.kind == "poison")
-
-    def _die(self) -> None:
-        self._on_death()
-        self._dead.wait()
-        raise Killed
-
-
-class WatchedShards(Shards):
-    """Remembers what was sent."""
-
-    def __init__(self, addresses: list[str]) -> None:
-        super().__init__(addresses)
-        self.sent: list[list[Any]] = []
-        self.num_steps = 0
-        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-
-    def send(self, messages: list[Any], timeout: float) -> Awaitable[Any]:
-        self.sent.append(messages)
-        self.num_steps += isinstance(messages[-1], STEPS)
-        for steps, future in self._waiting:
-            if steps <= self.num_steps and not future.done():
-                future.set_result(None)
-        return super().send(messages, timeout)
-
-    @property
-    def num_sent_again(self) -> int:
-        """How often a sequence entered a batch that had been in one before: after a yield, a hold or a loss."""
-        entered = [number for messages in self.sent for message in messages
-                   if isinstance(message, pb.PrefillRequest) for number in message.sequences.ids]
-        return len(entered) - len(set(entered))
-
-    async def reach(self, steps: int) -> None:
-        """Wait until so many steps have been sent."""
-        if self.num_steps < steps:
-            self._waiting.append((steps, asyncio.get_running_loop().create_future()))
-            await self._waiting[-1][1]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The whole
 
 
 class Weft:

@@ -1,7 +1,8 @@
 """Whatever befalls the shards, over real gRPC: streams go on with the right tokens, or exactly the guilty one fails."""
 
 import pytest
-from serving import ask, play
+from hearing import ask
+from serving import play
 
 from router import engine
 from router.errors import GenerationFailed

@@ -6,7 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
-from serving import Heard, body, play
+from hearing import Heard
+from serving import body, play
 
 from router.sequence import State
 from shard.simulated import SimulatedWorker

@@ -5,7 +5,8 @@ import json
 import socket
 
 import pytest
-from serving import ask, body, events_of, play
+from hearing import ask
+from serving import body, events_of, play
 
 LENGTH = 500
 HIGH_WATER = 64 * 1024  # bytes that a transport takes before writing pauses

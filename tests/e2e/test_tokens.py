@@ -3,7 +3,8 @@
 import random
 
 import pytest
-from serving import ask, expected, play
+from hearing import ask, expected
+from serving import play
 
 from router.request import FinishReason, Resource, SamplingParams
 

@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from serving import Heard, ask, play
+from hearing import Heard, ask
+from serving import play
 
 WORK = ("Prefill", "Decode", "Filter", "Concat")
 

@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from serving import Heard, ask, play, weft
+from hearing import Heard, ask
+from serving import play, weft
 
 from router import clients
 from router.delivery import Delivery

@@ -1,0 +1,77 @@
+"""What a client asks, what it should hear by the simulated rule, and what it heard."""
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from world import expected_tokens
+
+from router.request import FinishReason, Request
+from router.stream import FailedEvent, FinishedEvent, PromptEvent, Stream, TokenEvent
+from shard.config import SimulatedConfig
+
+END = 256
+
+ids = count()
+
+
+def ask(prompt: str = "a loom", length: int = 12, **more: Any) -> Request:
+    return Request(f"{next(ids)}", tuple(prompt.encode()), length, end_tokens=frozenset([END]), **more)
+
+
+def expected(request: Request, model: SimulatedConfig) -> tuple[list[int], str, FinishReason]:
+    """The tokens, the text and the end of a request that nothing happens to."""
+    said: list[int] = []
+    text = ""
+    for token in expected_tokens(request, request.max_new_tokens, model):
+        said.append(token)
+        text += chr(token) if token < END else ""
+        if len(said) < request.max_new_tokens and token in request.end_tokens:
+            return said, text, FinishReason.END_TOKEN
+        if len(said) < request.max_new_tokens and text.endswith(request.stop_strings or ("\0",)):
+            return said, text, FinishReason.STOP_STRING
+    return said, text, FinishReason.LENGTH
+
+
+@dataclass(slots=True)
+class Heard:
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    prompt_logprobs: dict[int, float] = field(default_factory=dict)
+    end: FinishedEvent | None = None
+    error: Exception | None = None
+
+    @classmethod
+    async def all_of(cls, stream: Stream) -> "Heard":
+        heard = cls(stream.request)
+        while heard.end is None and heard.error is None:
+            heard.take(await stream.events())
+        return heard
+
+    def take(self, events: list[Any]) -> None:
+        for event in events:
+            assert self.end is None, "an event after the end"
+            assert self.error is None, "an event after the failure"
+            match event:
+                case TokenEvent():
+                    self.tokens.append(event.id)
+                    self.text += "" if event.special else event.text
+                case PromptEvent(start, logprobs):
+                    assert not set(range(start, start + len(logprobs))) & self.prompt_logprobs.keys(), "told twice"
+                    self.prompt_logprobs.update(enumerate(logprobs, start))
+                case FinishedEvent():
+                    self.end = event
+                case FailedEvent(error):
+                    self.error = error
+
+    def check(self, model: SimulatedConfig) -> None:
+        """Everything came, once, in order, and is this client's own."""
+        assert self.error is None, f"failed: {self.error!r}"
+        assert self.end is not None
+        assert (self.tokens, self.text, self.end.reason) == expected(self.request, model)
+        assert (self.end.text, self.end.num_tokens) == (self.text, len(self.tokens))
+
+    def check_beginning(self, model: SimulatedConfig) -> None:
+        """What came before a failure is right."""
+        assert self.tokens == expected(self.request, model)[0][:len(self.tokens)]
