@@ -16,7 +16,7 @@ from typing import cast
 EVENT = b"data: {"
 END = b"\r\n0\r\n\r\n"  # of a chunk and of the body: neither a head nor an event ends like this
 OVERLAP = 6  # bytes read before in which an event or the end may begin, and too few for a whole one
-MIN_TOKENS, MAX_TOKENS = 64, 128
+MIN_TOKENS, MAX_TOKENS = 128, 384
 LETTERS = "abcdefghijklmnopqrstuvwxyz     "
 LENGTHS = 8, 32  # of prompts
 

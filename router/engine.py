@@ -130,6 +130,8 @@ class Engine:
                 self._clients.tell(events)
             await self._wake.wait()
             self._wake.clear()
+            if self._shards.is_gone and not self._under_way:
+                raise ShardsLost(Loss.DEATH, "a shard went away while there was nothing to do")
             self._send_plans()
 
     def _send_plans(self) -> None:
@@ -172,7 +174,7 @@ class Engine:
 
     async def _meet_shards(self) -> ModelFacts:
         """Warm up whoever has not been, and begin a new epoch."""
-        await self._shards.connect()
+        await self._shards.connect(on_gone=self._wake.set)
         infos = await self._shards.info(CALL_TIMEOUT)
         if not all(info.HasField("warmup") for info in infos):
             most = self.config.max_total_tokens or min(info.max_positions for info in infos)

@@ -5,6 +5,7 @@ Knows gRPC, not what messages mean. Whatever goes wrong on the way is a `ShardsL
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from itertools import cycle
 from typing import Any
 
@@ -59,47 +60,64 @@ class ShardsLost(Exception):
 class Rank:
     """One shard process: a channel and its calls, which take serialised messages."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, on_gone: Callable[[], None]) -> None:
         self.address = address
+        self._on_gone = on_gone
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._calls: dict[str, Call] = {
             name: self._channel.unary_unary(f"/weft.shard.Shard/{name}", response_deserializer=answer.FromString)
             for name, answer in ANSWERS.items()
         }
         self._watch = self._channel.unary_stream("/grpc.health.v1.Health/Watch")
-        self._presence: Any = None
+        self._watching: asyncio.Task[None] | None = None
 
     def call(self, method: str, message: bytes, timeout: float | None) -> Awaitable[Any]:
         """Under way as soon as this returns."""
         return self._calls[method](message, timeout=timeout)
 
     async def ready(self) -> None:
-        """Waits until it listens, and lets it know that its router is there: as long as the watch is open. Whether the
-        watch from before still is cannot be told, since nobody reads it."""
+        """Waits until it listens, and watches it from then on. Always anew: a watch from before may not have heard yet
+        that its shard is gone."""
         await self._channel.channel_ready()
-        before, self._presence = self._presence, self._watch(NO_SERVICE)
-        if before is not None:
-            before.cancel()
+        await self._look_away()
+        self._watching = asyncio.create_task(self._watch_over())
+
+    async def _watch_over(self) -> None:
+        """As long as this call is open the shard knows that its router is there, and we know that the shard is."""
+        with suppress(grpc.aio.AioRpcError):
+            async for _ in self._watch(NO_SERVICE):
+                pass
+        self._on_gone()
+
+    async def _look_away(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
 
     async def close(self) -> None:
-        if self._presence is not None:
-            self._presence.cancel()
+        await self._look_away()
         await self._channel.close()
 
 
 class Shards:
     def __init__(self, addresses: Iterable[str]) -> None:
         self.addresses = tuple(addresses)
+        self.is_gone = False  # some rank is, since the last `connect`
         self._ranks: list[Rank] = []
 
     @property
     def world_size(self) -> int:
         return len(self.addresses)
 
-    async def connect(self) -> None:
-        """Waits until every rank listens."""
+    async def connect(self, on_gone: Callable[[], None] = lambda: None) -> None:
+        """Waits until every rank listens. `on_gone` is called when one of them does not any more."""
+        def note() -> None:
+            self.is_gone = True
+            on_gone()
+
         if not self._ranks:
-            self._ranks = [Rank(address) for address in self.addresses]
+            self._ranks = [Rank(address, note) for address in self.addresses]
+        self.is_gone = False
         await asyncio.gather(*(rank.ready() for rank in self._ranks))
 
     async def close(self) -> None:

@@ -61,6 +61,17 @@ def test_nobody_notices_whichever_rank_it_befalls(tmp_path, rank, faults):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
+def test_that_shards_are_gone_is_noticed_while_nobody_is_served(tmp_path, ranks):
+    async def story(weft):
+        lost = weft.watch("shards_lost")
+        await weft.replace()
+        await lost.get()
+        assert not weft.engine.is_healthy()
+        await weft.check_idle()
+    play(story, tmp_path, ranks=ranks)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_shards_may_be_replaced_while_nobody_is_served(tmp_path, ranks):
     async def story(weft):
         await weft.hear_right(ask())
