@@ -69,7 +69,11 @@ async def start(order: Order) -> Running:
     tokenizer = byte_tokenizer()
     engine = Engine(order.config, Shards(order.shards), tokenizer, lambda why: tell(order.ready_fd, f"broken {why}"))
     await engine.start()
-    validator = Validator(order.config, engine.facts, tokenizer)
+    try:
+        validator = Validator(order.config, engine.facts, tokenizer)
+    except ValueError:
+        await engine.stop()
+        raise
     running = Running(engine, validator, Server(create_app(engine, validator, order.config)))
     try:
         port = await running.server.open(order.config.hostname, order.config.port, order.listen_fd)

@@ -59,14 +59,14 @@ class Clients:
 
     def read(self, answer: Answer) -> dict[int, int]:
         """Make text of an answer; returns whose text just met a stop string, and how many of the tokens count."""
+        for logprobs in answer.prompt_logprobs:
+            if (delivery := self._deliveries.get(logprobs.sequence)) is not None:
+                delivery.deliver_prompt(logprobs)
         stopped = {}
         for number, row in answer.rows.items():
             delivery = self._deliveries.get(number)
             if delivery is not None and (stop := self._read(number, delivery, row)) is not None:
                 stopped[number] = stop
-        for logprobs in answer.prompt_logprobs:
-            if (delivery := self._deliveries.get(logprobs.sequence)) is not None:
-                delivery.deliver_prompt(logprobs)
         return stopped
 
     def _read(self, number: int, delivery: Delivery, row: AnswerRow) -> int | None:

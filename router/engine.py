@@ -52,6 +52,7 @@ class Engine:
         self._on_broken = on_broken
         self._under_way: deque[UnderWay] = deque()
         self._wake = asyncio.Event()
+        shards.on_gone = self._wake.set
         self._epoch = 0
         self._defects: deque[float] = deque(maxlen=DEFECTS)
 
@@ -128,10 +129,10 @@ class Engine:
                 # The next messages leave before the tokens of this answer are rendered: shards wait, clients need not.
                 await asyncio.sleep(0)
                 self._clients.tell(events)
-            await self._wake.wait()
-            self._wake.clear()
             if self._shards.is_gone and not self._under_way:
                 raise ShardsLost(Loss.DEATH, "a shard went away while there was nothing to do")
+            await self._wake.wait()
+            self._wake.clear()
             self._send_plans()
 
     def _send_plans(self) -> None:
@@ -174,7 +175,7 @@ class Engine:
 
     async def _meet_shards(self) -> ModelFacts:
         """Warm up whoever has not been, and begin a new epoch."""
-        await self._shards.connect(on_gone=self._wake.set)
+        await self._shards.connect()
         infos = await self._shards.info(CALL_TIMEOUT)
         if not all(info.HasField("warmup") for info in infos):
             most = self.config.max_total_tokens or min(info.max_positions for info in infos)

@@ -2,11 +2,8 @@
 
 from bisect import insort
 from collections.abc import Iterator
-from itertools import islice
 
 from router.sequence import Sequence
-
-LOOKED_AT = 64  # how deep a newcomer is searched when the first must wait for an adapter or a grammar
 
 
 class Queue:
@@ -25,9 +22,6 @@ class Queue:
 
     def remove(self, sequence: Sequence) -> None:
         self._waiting.remove(sequence)
-
-    def first(self) -> list[Sequence]:
-        return list(islice(self._waiting, LOOKED_AT))
 
 
 def _rank(sequence: Sequence) -> tuple[float, int]:

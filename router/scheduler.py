@@ -18,7 +18,7 @@ from router.costs import CostModel, Load
 from router.events import Entered, Event, Failed, Finished, Produced, Refused
 from router.messages import Answer, ModelFacts, Plan
 from router.policy import Policy
-from router.queue import LOOKED_AT, Queue
+from router.queue import Queue
 from router.request import Request, Resource
 from router.running import Running
 from router.sequence import Sequence, State
@@ -26,6 +26,7 @@ from router.steps import Draft, Mixed, Pause, Steps, load_of_step
 from router.stopping import count_tokens
 from router.trials import Trials
 
+LOOKED_AT = 64  # how deep a newcomer is searched when the first must wait for an adapter or a grammar
 DEATHS_BEFORE_TRIAL, DEATHS_BEFORE_FAILURE = 2, 3
 
 
@@ -100,7 +101,6 @@ class Scheduler:
         sequence = self._sequences.get(number)
         if sequence is not None:
             sequence.held = True
-            self._trials.clear(sequence)
             if sequence.state is State.RUNNING:
                 self.running.leave(sequence, State.YIELDING)
                 self._wait_once_answered(sequence)
@@ -118,9 +118,10 @@ class Scheduler:
         return []
 
     def unavailable(self, resource: Resource, reason: str, now: float) -> list[Event]:  # noqa: ARG002
-        """It is not to be had; waiting requests that need it fail."""
+        """It is not to be had; whoever needs it fails."""
         self._present.discard(resource)
-        return [self._fail(sequence, reason) for sequence in list(self._queue) if resource in sequence.request.needs]
+        users = [sequence for sequence in self._sequences.values() if resource in sequence.request.needs]
+        return [self._fail(sequence, reason) for sequence in users]
 
     # -- steps
 
@@ -175,7 +176,9 @@ class Scheduler:
             self._present.clear()
             return self._suspect(unique([s for step in steps for s in step.members if s.state is not State.OVER]))
         if loss is Loss.STEP_ERROR and steps:
-            guilty = self._trials.accuse([s for s in steps[0].members if s.state is not State.OVER])
+            members = steps[0].members
+            here = [sequence for sequence in members if sequence.state is not State.OVER]
+            guilty = self._trials.accuse(here, alone=len(members) == 1)
             return [self._fail(guilty, "the step failed with this request alone")] if guilty is not None else []
         return []
 
@@ -189,8 +192,10 @@ class Scheduler:
 
     def next_newcomer(self) -> Sequence | None:
         """Who would start next; nobody while there is no room. Who must wait for something else is passed over."""
-        for sequence in islice(self._queue, None if self._trials else LOOKED_AT):
-            if self._may_start(sequence):
+        suspects = self._trials.first(self._is_stuck)
+        readers = (sequence for sequence in self._queue if not sequence.held)
+        for sequence in islice(readers, None if suspects is not None else LOOKED_AT):
+            if not self._is_stuck(sequence) and (suspects is None or sequence.number in suspects):
                 is_next = all(sequence.rank < other.rank for other in self._yielding)
                 return sequence if is_next and self.running.has_room(sequence) else None
         return None
@@ -208,8 +213,10 @@ class Scheduler:
 
     # -- the inside
 
-    def _may_start(self, sequence: Sequence) -> bool:
-        return not sequence.held and self._trials.admits(sequence) and self._present.issuperset(sequence.request.needs)
+    def _is_stuck(self, sequence: Sequence) -> bool:
+        """It waits for something that room alone does not give: a reader, an adapter, a grammar."""
+        needs = sequence.request.needs
+        return sequence.state is State.WAITING and (sequence.held or not self._present.issuperset(needs))
 
     def _leave_foreseen_ends(self) -> None:
         """Who reaches its length limit with the tokens under way takes no part in another step."""

@@ -61,7 +61,6 @@ class Rank:
     """One shard process: a channel and its calls, which take serialised messages."""
 
     def __init__(self, address: str, on_gone: Callable[[], None]) -> None:
-        self.address = address
         self._on_gone = on_gone
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._calls: dict[str, Call] = {
@@ -76,10 +75,8 @@ class Rank:
         return self._calls[method](message, timeout=timeout)
 
     async def ready(self) -> None:
-        """Waits until it listens, and watches it from then on. Always anew: a watch from before may not have heard yet
-        that its shard is gone."""
+        """Waits until it listens, and watches it from then on."""
         await self._channel.channel_ready()
-        await self._look_away()
         self._watching = asyncio.create_task(self._watch_over())
 
     async def _watch_over(self) -> None:
@@ -89,18 +86,19 @@ class Rank:
                 pass
         self._on_gone()
 
-    async def _look_away(self) -> None:
+    async def look_away(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
 
     async def close(self) -> None:
-        await self._look_away()
+        await self.look_away()
         await self._channel.close()
 
 
 class Shards:
     def __init__(self, addresses: Iterable[str]) -> None:
+        self.on_gone: Callable[[], None] = lambda: None  # called when a rank does not listen any more
         self.addresses = tuple(addresses)
         self.is_gone = False  # some rank is, since the last `connect`
         self._ranks: list[Rank] = []
@@ -109,16 +107,18 @@ class Shards:
     def world_size(self) -> int:
         return len(self.addresses)
 
-    async def connect(self, on_gone: Callable[[], None] = lambda: None) -> None:
-        """Waits until every rank listens. `on_gone` is called when one of them does not any more."""
-        def note() -> None:
-            self.is_gone = True
-            on_gone()
-
+    async def connect(self) -> None:
+        """Waits until every rank listens."""
         if not self._ranks:
-            self._ranks = [Rank(address, note) for address in self.addresses]
+            self._ranks = [Rank(address, self._note_gone) for address in self.addresses]
+        # All are watched anew: a watch from before may not have heard yet that its shard is gone.
+        await asyncio.gather(*(rank.look_away() for rank in self._ranks))
         self.is_gone = False
         await asyncio.gather(*(rank.ready() for rank in self._ranks))
+
+    def _note_gone(self) -> None:
+        self.is_gone = True
+        self.on_gone()
 
     async def close(self) -> None:
         ranks, self._ranks = self._ranks, []

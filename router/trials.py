@@ -5,7 +5,7 @@ accepted token. When all of a set are cleared the next set enters beside them; w
 Knows nothing of why the step failed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from router.sequence import Sequence
 
@@ -17,8 +17,9 @@ class Trials:
     def __bool__(self) -> bool:
         return bool(self._sets)
 
-    def admits(self, sequence: Sequence) -> bool:
-        return not self._sets or sequence.number in self._sets[0]
+    def first(self, is_stuck: Callable[[Sequence], bool]) -> Mapping[int, Sequence] | None:
+        """Who alone may start now; None when everybody may. A set of which all are stuck lets others go before it."""
+        return next((suspects for suspects in self._sets if not all(map(is_stuck, suspects.values()))), None)
 
     def clear(self, sequence: Sequence) -> None:
         """It is innocent, or gone."""
@@ -26,12 +27,14 @@ class Trials:
             suspects.pop(sequence.number, None)
         self._sets = [suspects for suspects in self._sets if suspects]
 
-    def accuse(self, members: list[Sequence]) -> Sequence | None:
-        """A step of these members failed. Returns the guilty one, or arranges the next trials."""
-        if len(members) == 1:
+    def accuse(self, members: list[Sequence], *, alone: bool) -> Sequence | None:
+        """A step failed, and these of its members are still here. Returns the guilty one, which was `alone` in the
+        step, or arranges the next trials."""
+        if alone and members:
             self.clear(members[0])
             return members[0]
-        suspects = [s for s in members if self._sets and s.number in self._sets[0]] or members
+        on_trial = [s for s in members if any(s.number in suspects for suspects in self._sets)]
+        suspects = on_trial or members
         half = (len(suspects) + 1) // 2
         self.isolate([suspects[:half], suspects[half:]])
         return None

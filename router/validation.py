@@ -75,7 +75,9 @@ class Limits:
 
     @classmethod
     def of(cls, config: RouterConfig, facts: ModelFacts) -> Self:
-        fits = min(facts.max_positions, facts.num_blocks * facts.block_size)
+        # A step that may yield several tokens needs places for all of them, also those that are under way.
+        spare = config.look_ahead * (facts.tokens_per_step - 1)
+        fits = min(facts.max_positions, facts.num_blocks * facts.block_size - spare)
         total = config.max_total_tokens or fits
         if total > fits:
             raise ValueError(f"--max-total-tokens is {total}, but model and cache can hold {fits} tokens; lower it")

@@ -155,7 +155,7 @@ def decode(answer: pb.StepAnswer, plan: Plan, model: ModelFacts) -> Answer:
         raise Defect(f"tokens for {[*rows]} and failures of {[*failed]} where {[*plan.expects]} were expected")
     if not failed.keys() <= set(plan.members):
         raise Defect(f"failures of {[*failed]} in a step of {[*plan.members]}")
-    return Answer(plan.epoch, answer.forward_seconds, rows, failed, _prompt_logprobs(answer))
+    return Answer(plan.epoch, answer.forward_seconds, rows, failed, _prompt_logprobs(answer, plan))
 
 
 def _rows(answer: pb.StepAnswer, model: ModelFacts) -> dict[int, AnswerRow]:
@@ -170,16 +170,18 @@ def _rows(answer: pb.StepAnswer, model: ModelFacts) -> dict[int, AnswerRow]:
     if len(tokens) == len(numbers) and not answer.num_top_tokens:
         return {number: AnswerRow((token,), (logprob,))
                 for number, token, logprob in zip(numbers, tokens, logprobs, strict=True)}
-    pieces = zip(cut(tokens, counts), cut(logprobs, counts), cut(_top(answer, len(tokens)), counts), strict=True)
+    pieces = zip(cut(tokens, counts), cut(logprobs, counts), cut(_top(answer, len(tokens), model), counts), strict=True)
     return {number: AnswerRow(*piece) for number, piece in zip(numbers, pieces, strict=True)}
 
 
-def _top(answer: pb.StepAnswer, num_tokens: int) -> list[list[tuple[int, float]]]:
+def _top(answer: pb.StepAnswer, num_tokens: int, model: ModelFacts) -> list[list[tuple[int, float]]]:
     counts, ids, logprobs = answer.num_top_tokens, answer.top_tokens, answer.top_logprobs
     if not counts:
         return []
     if len(counts) != num_tokens or not sum(counts) == len(ids) == len(logprobs):
         raise Defect(f"{len(counts)} counts of top tokens for {num_tokens} tokens, {len(ids)} ids")
+    if ids and max(ids) >= model.vocabulary_size:
+        raise Defect(f"top token {max(ids)} outside the vocabulary of {model.vocabulary_size}")
     pairs = list(zip(ids, logprobs, strict=True))
     return list(cut(pairs, counts))
 
@@ -191,10 +193,12 @@ def _failed(answer: pb.StepAnswer) -> dict[int, str]:
     return dict(zip(answer.failed, reasons, strict=True))
 
 
-def _prompt_logprobs(answer: pb.StepAnswer) -> list[PromptLogprobs]:
+def _prompt_logprobs(answer: pb.StepAnswer, plan: Plan) -> list[PromptLogprobs]:
     numbers, starts, counts = answer.prompt_sequences, answer.prompt_starts, answer.num_prompt_logprobs
     if not len(numbers) == len(starts) == len(counts) or sum(counts) != len(answer.prompt_logprobs):
         raise Defect(f"{len(numbers)} prompts with {sum(counts)} logprobs, {len(answer.prompt_logprobs)} values")
+    if not set(numbers) <= set(plan.members):
+        raise Defect(f"logprobs of the prompts of {[*numbers]} in a step of {[*plan.members]}")
     pieces = cut(list(answer.prompt_logprobs), counts)
     return [PromptLogprobs(*row) for row in zip(numbers, starts, pieces, strict=True)]
 

@@ -51,10 +51,6 @@ class Faults(tuple[Fault, ...]):
             fault.fired = True
         return due
 
-    @property
-    def poisons(self) -> dict[int, Fault]:
-        return {int(fault.argument): fault for fault in self if fault.kind == "poison"}
-
 
 def parse_fault(text: str) -> Fault:
     kind, _, where = text.partition("@")

@@ -127,7 +127,9 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     async def Info(self, request: pb.InfoRequest, context: Context) -> pb.InfoAnswer:  # noqa: ARG002
         self.calls["Info"] += 1
-        return self.worker.info()
+        answer = self.worker.info()
+        answer.epoch = self._epoch.number  # begun, though its Reset may still wait for its turn
+        return answer
 
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupAnswer:
         self.calls["Warmup"] += 1

@@ -71,10 +71,10 @@ def run(seed):
     world.check_ends()
     world.check_replay()
     for client in world.everyone:
-        poisoned = POISON in client.request.prompt
-        if not poisoned and client.end.startswith("failed: the step failed"):
-            # Only whoever was alone in a step that was told to fail, for no reason of its own, fails innocently.
-            assert "step_error" in world.fired
+        if client.end.startswith("failed: the step failed"):
+            # Whoever is called guilty was alone in a step of the last epoch that it was in.
+            epoch = max(plan.epoch for _, plan in world.sent if client.number in plan.members)
+            assert (client.number,) in [plan.members for _, plan in world.sent if plan.epoch == epoch]
     return world
 
 

@@ -56,6 +56,7 @@ class Client:
     arrival: float
     leaves_at: float | None = None
     stops_after: int | None = None  # tokens after which a stop string is found in the text
+    held_for_ever: bool = False
     number: int | None = None
     tokens: list[int] = field(default_factory=list)
     ended_at: float | None = None
@@ -150,11 +151,14 @@ class World:
             client.end, client.ended_at = "left", self.now
             self._call("cancel", client.number, self.now)
 
-    def hold(self, client: Client, seconds: float) -> None:
-        """The client stops reading for a while."""
-        if client.end is None and client.number is not None:
-            self._call("hold", client.number, self.now)
-            self.at(self.now + seconds, lambda: self._call("resume", client.number, self.now))
+    def hold(self, client: Client, seconds: float | None) -> None:
+        """The client stops reading for a while, or for ever."""
+        if client.end is not None or client.number is None:
+            return
+        self._call("hold", client.number, self.now)
+        client.held_for_ever = client.held_for_ever or seconds is None
+        if seconds is not None:
+            self.at(self.now + seconds, lambda: client.held_for_ever or self._call("resume", client.number, self.now))
 
     def provide(self, resource: Resource, present: bool = True) -> None:
         self.resources[resource] = present

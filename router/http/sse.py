@@ -4,7 +4,7 @@ Knows nothing of what the events say.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
@@ -23,9 +23,10 @@ SILENCE = 15.0
 
 
 @asynccontextmanager
-async def event_stream(request: web.Request, headers: Mapping[str, str],
+async def event_stream(request: web.Request, headers: Mapping[str, str], patience: float,
                        silence: float = SILENCE) -> AsyncIterator["EventStream"]:
-    """A response that begins here and ends with the block, unless the connection ended before."""
+    """A response that begins here and ends with the block, unless the connection ended before. A client that does not
+    read for `patience` seconds is cut off."""
     response = web.StreamResponse(headers={**HEADERS, **headers})
     if request.version >= HttpVersion11:
         response.enable_chunked_encoding()
@@ -35,13 +36,13 @@ async def event_stream(request: web.Request, headers: Mapping[str, str],
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client left")
-    out = EventStream(request, response, transport, silence)
+    out = EventStream(request, response, transport, patience, silence)
     try:
         yield out
     finally:
         out.stop_comments()
     if not transport.is_closing():
-        await response.write_eof()
+        await out.wait_for_reader(response.write_eof())
 
 
 class EventStream:
@@ -52,12 +53,13 @@ class EventStream:
     """
 
     def __init__(self, request: web.Request, response: web.StreamResponse, transport: asyncio.Transport,
-                 silence: float) -> None:
+                 patience: float, silence: float) -> None:
         self.response = response
         self._protocol = request.protocol
         self._writer = request.writer
         self._transport = transport
         self._chunked = response.chunked
+        self._patience = patience
         self._silence = silence
         self._loop = asyncio.get_running_loop()
         self._spoke = self._loop.time()
@@ -78,7 +80,15 @@ class EventStream:
 
     async def drain(self) -> None:
         """Wait until the client reads again."""
-        await self._writer.drain()
+        await self.wait_for_reader(self._writer.drain())
+
+    async def wait_for_reader(self, writing: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                await writing
+        except TimeoutError:
+            self.cut()
+            raise ConnectionResetError(f"the client did not read for {self._patience} seconds") from None
 
     def cut(self) -> None:
         """End the connection at once, without the end of the body: the client sees that something is missing."""

@@ -135,7 +135,7 @@ class Tgi:
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         asked = await read_body(request, Generate)
-        async with event_stream(request, self._headers(asked)) as out:
+        async with event_stream(request, self._headers(asked), self._config.slow_client_timeout) as out:
             try:
                 await self._stream(asked, out)
             except (Cancelled, ConnectionError):

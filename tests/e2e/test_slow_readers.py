@@ -8,6 +8,8 @@ import pytest
 from hearing import ask
 from serving import body, events_of, play
 
+from router.http.sse import EventStream
+
 LENGTH = 500
 HIGH_WATER = 64 * 1024  # bytes that a transport takes before writing pauses
 STEP = 8 * 600  # bytes that a step yields at most, rendered
@@ -121,3 +123,17 @@ def test_who_leaves_while_being_held_is_forgotten(play_slow):
         reader.close()
         assert await left.get() == number
     play_slow(story)
+
+
+def test_who_does_not_read_to_the_end_of_what_is_complete_is_cut_off_in_time(play_slow, monkeypatch):
+    cut = EventStream.cut
+
+    async def story(weft, reader, held):
+        was_cut = asyncio.Event()
+        monkeypatch.setattr(EventStream, "cut", lambda out: (cut(out), was_cut.set()))
+        await weft.engine.drained()
+        await was_cut.wait()
+        assert held.empty()
+        _, whole = await reader.read_all()
+        assert not whole
+    play_slow(story, slow_client_timeout=0.2, slow_client_buffer=4_000_000)

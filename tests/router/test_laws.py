@@ -57,11 +57,16 @@ class CoreMachine(RuleBasedStateMachine):
         self.world.hold(self.a_client(which), seconds)
         self.world.settle()
 
+    @precondition(lambda self: self.world.clients)
+    @rule(which=st.integers(0, 1000))
+    def never_read_again(self, which):
+        self.world.hold(self.a_client(which), None)
+        self.world.settle()
+
     @rule(resource=st.sampled_from(ADAPTERS), present=st.booleans())
     def provide(self, resource, present):
-        if present or not self.world.resources.get(resource):
-            self.world.provide(resource, present)
-            self.world.settle()
+        self.world.provide(resource, present)
+        self.world.settle()
 
     @rule(kind=st.sampled_from(FAULTS), verb=st.sampled_from(["prefill", "decode", "filter", "concat"]),
           soon=st.integers(1, 3))
@@ -93,6 +98,13 @@ class CoreMachine(RuleBasedStateMachine):
             if not self.world.resources.get(resource):
                 self.world.provide(resource)
                 self.world.settle()
+        self.world.run()
+        # Nobody but those who never read is left: they keep nobody else from the end.
+        assert all(client.end is not None or client.held_for_ever for client in self.world.everyone)
+        for client in self.world.everyone:
+            if client.end is None:
+                self.world._leave(client)
+        self.world.settle()
         self.world.run()
         self.world.check_idle()
         self.world.check_ends()

@@ -8,7 +8,7 @@ from router.events import Entered, Failed, Finished, Produced, Refused
 from router.messages import Answer, AnswerRow, Chunk, Concat, Decode, Filter, ModelFacts, Prefill
 from router.policy import Policy
 from router.request import FinishReason, Request, Resource
-from router.scheduler import Loss, Scheduler
+from router.scheduler import LOOKED_AT, Loss, Scheduler
 from router.stopping import count_tokens
 
 FACTS = ModelFacts("simulated", "cpu", "float32", 512, 4096, 16, 64)
@@ -353,3 +353,62 @@ def test_nobody_who_came_later_starts_in_the_place_of_one_that_yields():
         complete(core, plans.pop(0))
         plans.append(core.plan(0.0))
     assert young not in plans[-1].members
+
+
+def fail_step(core, epoch):
+    """The step that is under way fails, and the shards are empty again."""
+    events = core.shards_lost(0.0, Loss.STEP_ERROR)
+    core.shards_ready(FACTS, epoch, 0.0)
+    return events
+
+
+def test_whoever_is_left_of_a_failed_step_is_not_guilty_before_it_failed_alone():
+    core = scheduler(look_ahead=1)
+    stays, leaves = submit(core), submit(core)
+    core.plan(0.0)
+    core.cancel(leaves, 0.0)
+    assert fail_step(core, 2) == []
+    core.plan(0.0)
+    assert [event.sequence for event in fail_step(core, 3)] == [stays]
+
+
+def test_a_suspect_whose_client_does_not_read_keeps_nobody_waiting():
+    core = scheduler(look_ahead=1)
+    held, *others = [submit(core, now=float(n)) for n in range(4)]
+    core.plan(0.0)
+    core.hold(held, 0.0)
+    fail_step(core, 2)
+    served = set()
+    for _ in range(3):
+        plan = core.plan(0.0)
+        served |= set(plan.members)
+        complete(core, plan)
+    assert served == set(others)
+
+
+def test_a_suspect_whose_adapter_is_absent_keeps_nobody_waiting():
+    core = scheduler(look_ahead=1)
+    core.available(ADAPTER, 0.0)
+    submit(core, adapter=ADAPTER)
+    die(core, 2)
+    core.available(ADAPTER, 0.0)
+    die(core, 3)
+    newcomer = submit(core, now=1.0)
+    assert core.plan(0.0).members == (newcomer,)
+
+
+def test_whoever_uses_what_is_not_to_be_had_any_more_fails_wherever_it_stands():
+    core = scheduler()
+    core.available(ADAPTER, 0.0)
+    number = submit(core, adapter=ADAPTER)
+    core.plan(0.0)
+    assert core.unavailable(ADAPTER, "it was removed", 0.0) == [Failed(number, "it was removed")]
+    assert core.num_unfinished == 0
+
+
+def test_any_number_of_clients_that_do_not_read_hide_nobody_behind_them():
+    core = scheduler()
+    for number in range(LOOKED_AT):
+        core.hold(submit(core, now=float(number)), 0.0)
+    newcomer = submit(core, now=1000.0)
+    assert core.plan(0.0).members == (newcomer,)

@@ -244,3 +244,8 @@ def test_longer_prompts_are_tokenised_beside_the_event_loop(length, thread):
     with closing(Validator(CONFIG, FACTS, watched)) as validator:
         asyncio.run(validator.choices(Wanted(prompt="w" * length)))
     assert names == [thread]
+
+
+def test_steps_that_may_yield_several_tokens_leave_fewer_places():
+    facts = ModelFacts("m", "cpu", "float32", 512, 4096, 16, 10, tokens_per_step=3)
+    assert Limits.of(RouterConfig(look_ahead=2), facts).max_total_tokens == 160 - 4

@@ -97,7 +97,9 @@ def test_whoever_failed_need_not_speak():
     {"failed": [3]},
     {"failed": [9], "failures": [pb.NON_FINITE]},
     {"failed": [1], "failures": [pb.NON_FINITE]},
+    {"num_top_tokens": [1, 0], "top_tokens": [100], "top_logprobs": [-1.0]},
     {"prompt_sequences": [1], "prompt_starts": [1], "num_prompt_logprobs": [2], "prompt_logprobs": [-1.0]},
+    {"prompt_sequences": [9], "prompt_starts": [1], "num_prompt_logprobs": [1], "prompt_logprobs": [-1.0]},
 ])
 def test_an_answer_that_makes_no_sense_is_a_defect(wrong):
     with pytest.raises(wire.Defect):

@@ -91,6 +91,17 @@ def test_info_and_load_are_answered_beside_a_step(play: Any) -> None:
     play(story, faults="hang@prefill")
 
 
+def test_an_epoch_counts_from_its_reset_on_though_steps_are_still_before_it(play: Any) -> None:
+    async def story(shard: Peer) -> None:
+        hanging = await shard.early(prefill(1, FIRST), 1)
+        resetting = shard.stub.Reset(pb.ResetRequest(epoch=2))
+        await shard.calls.reach("Reset", 2)
+        assert (await shard.stub.Info(pb.InfoRequest())).epoch == 2
+        resetting.cancel()
+        hanging.cancel()
+    play(story, faults="hang@prefill")
+
+
 def test_the_end_wakes_up_what_hangs_and_gives_up_what_is_queued(play: Any) -> None:
     calls = []
 

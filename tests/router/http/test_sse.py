@@ -34,7 +34,7 @@ def asking(version, *headers):
 
 
 async def two_bursts(request):
-    async with event_stream(request, {"x-more": "1"}) as out:
+    async with event_stream(request, {"x-more": "1"}, 30.0) as out:
         out.write(b"data: a\n\n")
         out.write(b"data: b\n\n")
     request.transport.write(b"!")
@@ -72,7 +72,7 @@ def test_a_connection_serves_one_stream_after_the_other():
 
 def test_silence_is_broken_by_comments():
     async def handler(request):
-        async with event_stream(request, {}, silence=0.01):
+        async with event_stream(request, {}, 30.0, silence=0.01):
             await asyncio.Event().wait()
     async def scenario(reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -84,7 +84,7 @@ def test_silence_is_broken_by_comments():
 def test_a_client_that_does_not_read_is_waited_for_until_it_is_cut():
     stuck = asyncio.Queue()
     async def handler(request):
-        async with event_stream(request, {}) as out:
+        async with event_stream(request, {}, 30.0) as out:
             while not request.protocol.writing_paused:
                 out.write(b"x" * 2**20)
                 await asyncio.sleep(0)
@@ -104,7 +104,7 @@ def test_a_client_that_does_not_read_is_waited_for_until_it_is_cut():
 def test_writing_to_a_client_that_left_is_an_error():
     ends = asyncio.Queue()
     async def handler(request):
-        async with event_stream(request, {}) as out:
+        async with event_stream(request, {}, 30.0) as out:
             out.cut()
             try:
                 out.write(b"x")
