@@ -128,7 +128,8 @@ class Server:
         self._listener = listener
         self._parent_fd = parent_fd
         self._on_ready = on_ready
-        self._deaths = Deaths(pauses)
+        # The first death of either is mended at once, whatever became of the other.
+        self._deaths_of_shards, self._deaths_of_router = Deaths(pauses), Deaths(pauses)
         self._shards: list[Process] = []
         self._router: list[Process] = []  # one, or none yet
         self._loaded = asyncio.Event()  # the shards are ready
@@ -153,7 +154,7 @@ class Server:
             self._loaded.clear()
             await end_all(self._shards, 0)
             self._shards.clear()
-            await self._mourn(dead, "all shards")
+            await self._mourn(dead, "all shards", self._deaths_of_shards)
 
     async def _keep_router(self) -> None:
         while True:
@@ -165,7 +166,7 @@ class Server:
                 self._serve()
             async for line in router.lines:
                 self._kill_shards(line.decode().removeprefix("broken ").strip())
-            await self._mourn(await first_end(self._router), "the router")
+            await self._mourn(await first_end(self._router), "the router", self._deaths_of_router)
 
     def _serve(self) -> None:
         if not self._serving:
@@ -178,11 +179,11 @@ class Server:
         for shard in self._shards:
             shard.end(signal.SIGKILL)
 
-    async def _mourn(self, dead: Process, replaced: str) -> None:
+    async def _mourn(self, dead: Process, replaced: str, deaths: Deaths) -> None:
         """Wait as long as a replacement should wait; raise when there shall be none."""
         if not self._serving:
             raise Failed(dead.how())
-        pause = self._deaths.pause(time.monotonic())
+        pause = deaths.pause(time.monotonic())
         if pause is None:
             raise Failed(f"{dead.how()}; that was once too often within {WINDOW / 60:.0f} minutes, giving up")
         print(f"weft: {dead.how()}; starting {replaced} again", file=sys.stderr)

@@ -195,6 +195,18 @@ def test_who_dies_too_often_is_not_replaced_any_more(serving: Callable[..., None
     serving(story, router=BORN + READY)
 
 
+def test_the_deaths_of_shards_and_of_the_router_are_counted_apart(
+        serving: Callable[..., None], births: Births) -> None:
+    async def story(served: Served) -> None:
+        await births.next(3)
+        await served.ready.wait()
+        served.server._shards[0].end(signal.SIGKILL)
+        await births.next(2)
+        served.server._router[0].end(signal.SIGKILL)
+        assert await births.next(1) == {"router"}
+    serving(story, pauses=(0.0,))
+
+
 def test_the_router_ends_before_the_shards(serving: Callable[..., None]) -> None:
     async def story(served: Served) -> None:
         await served.ready.wait()
