@@ -118,8 +118,9 @@ TestCore = pytest.mark.slow(CoreMachine.TestCase)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7200)
 class TestCoreLong(CoreMachine.TestCase):
-    settings = settings(max_examples=3000, stateful_step_count=80, deadline=None,
+    settings = settings(max_examples=1000, stateful_step_count=80, deadline=None,
                         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 
