@@ -27,7 +27,7 @@ class RouterConfig:
     max_total_tokens: int | None = setting(
         None, "Most tokens, prompt and generated, in a request; by default what model and cache can hold.", low=2)
     max_batch_prefill_tokens: int = setting(
-        4096, "Most tokens in one step: prompts wait for their turn when they are longer together.", low=16)
+        4096, "Most tokens in one step: prompts wait for their turn when they are longer together.", low=32)
     max_batch_total_tokens: int | None = setting(
         None, "Size of the cache in token places, at most what fits; by default all of it.", low=16)
     max_batch_size: int = setting(256, "Most sequences that run at once.", low=1)
