@@ -32,7 +32,6 @@ class ModelFacts:
     num_blocks: int
     tokens_per_step: int = 1
     mixed_steps: bool = True
-    exact: bool = False
     world_size: int = 1
     measurements: tuple[Measurement, ...] = ()
 

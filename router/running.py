@@ -87,7 +87,7 @@ class Running:
 
     def _missing(self, sequence: Sequence) -> int:
         most = sequence.length + (sequence.in_flight + 1) * self._tokens_per_step - 1
-        return -(-most // self.blocks.size) - len(sequence.blocks)
+        return self.blocks.places(most) - len(sequence.blocks)
 
     def _grant(self, sequence: Sequence, missing: int) -> Grant:
         taken = self.blocks.take(missing)

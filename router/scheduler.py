@@ -67,7 +67,7 @@ class Scheduler:
         self.running = Running(self.policy, Blocks(facts.num_blocks, facts.block_size), facts.tokens_per_step)
         self._steps: Steps = Mixed(self) if self.policy.mixed else Pause(self)
         self._in_flight: deque[Step] = deque()
-        self._yielding: list[Sequence] = []  # who will wait again, and before whom nobody who came later may start
+        self._yielded: list[Sequence] = []  # of late; who still waits for tokens under way is found by its state
         self._order = 0
 
     @property
@@ -196,7 +196,7 @@ class Scheduler:
         readers = (sequence for sequence in self._queue if not sequence.held)
         for sequence in islice(readers, None if suspects is not None else LOOKED_AT):
             if not self._is_stuck(sequence) and (suspects is None or sequence.number in suspects):
-                is_next = all(sequence.rank < other.rank for other in self._yielding)
+                is_next = all(sequence.rank < other.rank for other in self._yielded if is_coming_back(other))
                 return sequence if is_next and self.running.has_room(sequence) else None
         return None
 
@@ -207,9 +207,9 @@ class Scheduler:
         self._queue.remove(newcomer)
 
     def wait_again(self, yielded: list[Sequence]) -> None:
-        self._yielding += yielded
         for sequence in yielded:
             self._wait_once_answered(sequence)
+        self._yielded = [sequence for sequence in (*self._yielded, *yielded) if is_coming_back(sequence)]
 
     # -- the inside
 
@@ -256,7 +256,6 @@ class Scheduler:
         if sequence.state is State.YIELDING and not sequence.in_flight:
             sequence.state = State.WAITING
             self._queue.push(sequence)
-            self._yielding = [other for other in self._yielding if other is not sequence]
 
     def _back_to_queue(self, sequence: Sequence) -> None:
         sequence.forget_cache()
@@ -287,9 +286,13 @@ class Scheduler:
         elif sequence.state is State.RUNNING:
             self.running.leave(sequence, State.OVER)
         sequence.state = State.OVER
-        self._yielding = [other for other in self._yielding if other is not sequence]
         self._trials.clear(sequence)
         del self._sequences[sequence.number]
+
+
+def is_coming_back(sequence: Sequence) -> bool:
+    """It yielded and will wait again: nobody who came later starts before it."""
+    return sequence.state is State.YIELDING and not sequence.held
 
 
 def numbers(sequences: tuple[Sequence, ...]) -> tuple[int, ...]:

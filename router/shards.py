@@ -34,6 +34,7 @@ LOSSES = {
 }
 STEPS = (pb.PrefillRequest, pb.DecodeRequest)
 SEVERITY = [Loss.DEFECT, Loss.STEP_ERROR, Loss.DEATH]  # what follows a failure in its epoch is refused, and says less
+FIRST_WORD = 5.0  # seconds for a shard that listens to say that it does
 NO_SERVICE = b""  # a HealthCheckRequest that names none
 ANSWERS: dict[str, Any] = {
     "Info": pb.InfoAnswer, "Warmup": pb.WarmupAnswer, "Reset": pb.ResetAnswer, "Prefill": pb.StepAnswer,
@@ -75,14 +76,18 @@ class Rank:
         return self._calls[method](message, timeout=timeout)
 
     async def ready(self) -> None:
-        """Waits until it listens, and watches it from then on."""
+        """Waits until it listens, and watches it from then on: from its first word, or from when that is overdue."""
         await self._channel.channel_ready()
-        self._watching = asyncio.create_task(self._watch_over())
+        watch = self._watch(NO_SERVICE)
+        with suppress(grpc.aio.AioRpcError, TimeoutError):
+            async with asyncio.timeout(FIRST_WORD):
+                await watch.read()
+        self._watching = asyncio.create_task(self._watch_over(watch))
 
-    async def _watch_over(self) -> None:
+    async def _watch_over(self, watch: Any) -> None:
         """As long as this call is open the shard knows that its router is there, and we know that the shard is."""
         with suppress(grpc.aio.AioRpcError):
-            async for _ in self._watch(NO_SERVICE):
+            while await watch.read() is not grpc.aio.EOF:
                 pass
         self._on_gone()
 

@@ -159,10 +159,14 @@ class Pause(Steps):
         elif self._is_due():
             self._take_newcomers(draft)
 
+    def _lasting(self) -> Batch | None:
+        """The batch that newcomers will join."""
+        return next((batch for batch in self.house.running.batches if batch is not self._joining), None)
+
     def _decoding(self) -> list[Sequence]:
-        """The ready sequences of the batch that newcomers will join."""
-        first = next((b for b in self.house.running.batches if b is not self._joining), None)
-        return [s for s in first if s.is_ready] if first is not None else []
+        """Its ready sequences."""
+        lasting = self._lasting()
+        return [sequence for sequence in lasting if sequence.is_ready] if lasting is not None else []
 
     def _join(self, draft: Draft) -> None:
         if len(self.house.running.batches) > 1:
@@ -201,7 +205,7 @@ class Pause(Steps):
             self._decodes += 1
             self.grow(ready, draft)
             draft.before += self.house.running.owed_filters()
-            draft.batch = next((b for b in self.house.running.batches if b is not self._joining), None)
+            draft.batch = self._lasting()
 
 
 def unfinished(batch: Batch) -> list[Sequence]:

@@ -138,7 +138,7 @@ def facts(infos: list[pb.InfoAnswer]) -> ModelFacts:
         model=first.model, device=first.device, dtype=first.dtype, vocabulary_size=first.vocabulary_size,
         max_positions=first.max_positions, block_size=warm.block_size,
         num_blocks=min(info.warmup.num_blocks for info in infos), tokens_per_step=max(1, first.tokens_per_step),
-        mixed_steps=first.mixed_steps, exact=first.exact, world_size=first.world_size,
+        mixed_steps=first.mixed_steps, world_size=first.world_size,
         measurements=tuple(Measurement(*row) for row in zip(
             warm.rows, warm.chunk_tokens, warm.context, warm.seconds, strict=True)))
 

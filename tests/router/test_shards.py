@@ -63,8 +63,8 @@ class ScriptedRank(grpc.GenericRpcHandler):
     async def _watch(self, message, context):
         self.num_watching += 1
         self.watched.set()
-        await context.write(b"")
         try:
+            await context.write(b"")
             await asyncio.Event().wait()
         finally:
             self.num_watching -= 1
@@ -78,7 +78,7 @@ class ScriptedRank(grpc.GenericRpcHandler):
         return self
 
     async def stop(self):
-        await self.server.stop(None)
+        await self.server.stop(0.1)  # so that who has just hung up is through
         del self.server
 
 
@@ -228,7 +228,12 @@ def test_every_rank_is_watched_as_long_as_there_is_a_router(tmp_path):
     async def story(shards, *ranks):
         for rank in ranks:
             await rank.watched.wait()
+            rank.watched.clear()
         await shards.connect()
+        for rank in ranks:
+            await rank.watched.wait()
+            await rank.left.wait()
+            rank.left.clear()
         assert [rank.num_watching for rank in ranks] == [1, 1]
         await shards.close()
         for rank in ranks:
