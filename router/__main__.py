@@ -67,7 +67,8 @@ class Running:
 
 async def start(order: Order) -> Running:
     tokenizer = byte_tokenizer()
-    engine = Engine(order.config, Shards(order.shards), tokenizer, lambda why: tell(order.ready_fd, f"broken {why}"))
+    shards = Shards(order.shards, order.config.shard_transport)
+    engine = Engine(order.config, shards, tokenizer, lambda why: tell(order.ready_fd, f"broken {why}"))
     await engine.start()
     try:
         validator = Validator(order.config, engine.facts, tokenizer)

@@ -51,6 +51,9 @@ class RouterConfig:
     step_timeout: float | None = setting(
         None, "Seconds after which a shard that does not answer counts as hung; by default ten times the longest step "
         "expected, at least 30.", low=0)
+    shard_transport: str = setting(
+        "stream", "How steps travel to a shard: over one lasting call (stream), or each as a call of its own (unary), "
+        "which costs the router more.", choices=("stream", "unary"))
     validation_workers: int = setting(2, "Threads that tokenise prompts.", low=1)
     shutdown_timeout: float = setting(
         30.0, "Seconds that running requests get to finish when the server is asked to stop.", low=0)

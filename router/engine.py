@@ -38,7 +38,7 @@ now = time.monotonic
 @dataclass(frozen=True, slots=True)
 class UnderWay:
     plan: Plan
-    answer: "asyncio.Task[Any]"
+    answer: "asyncio.Future[Any]"
 
 
 class Engine:
@@ -144,7 +144,7 @@ class Engine:
             if isinstance(message, Prefill):
                 self._clients.started(newcomer.sequence for newcomer in message.newcomers)
         ahead = sum(other.plan.seconds for other in self._under_way)
-        answer = asyncio.ensure_future(self._shards.send(wire.encode(plan), ahead + self._step_timeout(plan)))
+        answer = self._shards.send(wire.encode(plan), ahead + self._step_timeout(plan))
         answer.add_done_callback(self._answered)
         self._under_way.append(UnderWay(plan, answer))
 
@@ -232,7 +232,7 @@ class Engine:
         return max(LEAST_STEP_TIMEOUT, 10.0 * plan.seconds) if given is None else given
 
 
-def _ignore(answer: "asyncio.Task[Any]") -> None:
+def _ignore(answer: "asyncio.Future[Any]") -> None:
     """Fetch the error of an answer that nobody waits for any more, so that it is not reported as lost."""
     if not answer.cancelled():
         answer.exception()

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from router.line import Line, Outcome, Trouble
 from router.scheduler import Loss
 from shard.pb import shard_pb2 as pb
 
@@ -59,10 +60,11 @@ class ShardsLost(Exception):
 
 
 class Rank:
-    """One shard process: a channel and its calls, which take serialised messages."""
+    """One shard process: a channel, its calls, and a line for the verbs that take steps."""
 
-    def __init__(self, address: str, on_gone: Callable[[], None]) -> None:
+    def __init__(self, address: str, on_gone: Callable[[], None], *, stream: bool) -> None:
         self._on_gone = on_gone
+        self._stream = stream
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._calls: dict[str, Call] = {
             name: self._channel.unary_unary(f"/weft.shard.Shard/{name}", response_deserializer=answer.FromString)
@@ -70,10 +72,19 @@ class Rank:
         }
         self._watch = self._channel.unary_stream("/grpc.health.v1.Health/Watch")
         self._watching: asyncio.Task[None] | None = None
+        self._line: Line | None = None
 
-    def call(self, method: str, message: bytes, timeout: float | None) -> Awaitable[Any]:
-        """Under way as soon as this returns."""
-        return self._calls[method](message, timeout=timeout)
+    def send(self, method: str, message: bytes, timeout: float) -> "asyncio.Future[Outcome]":
+        """A sealed message that has its place in the order; it is under way as soon as this returns."""
+        if self._line is not None:
+            return self._line.send(message, timeout)
+        return asyncio.ensure_future(self.call(method, message, timeout))
+
+    async def call(self, method: str, message: bytes, timeout: float | None) -> Outcome:
+        try:
+            return await self._calls[method](message, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            return Trouble(error.code(), error.details() or "")
 
     async def ready(self) -> None:
         """Waits until it listens, and watches it from then on: from its first word, or from when that is overdue."""
@@ -83,6 +94,8 @@ class Rank:
             async with asyncio.timeout(FIRST_WORD):
                 await watch.read()
         self._watching = asyncio.create_task(self._watch_over(watch))
+        if self._stream:
+            self._line = Line(self._channel)
 
     async def _watch_over(self, watch: Any) -> None:
         """As long as this call is open the shard knows that its router is there, and we know that the shard is."""
@@ -92,6 +105,9 @@ class Rank:
         self._on_gone()
 
     async def look_away(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            await line.close()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
@@ -101,10 +117,34 @@ class Rank:
         await self._channel.close()
 
 
+class Answers:
+    """What is still to come from all ranks for messages that were sent together."""
+
+    def __init__(self, messages: list[Any], outcomes: "list[asyncio.Future[Outcome]]", world_size: int) -> None:
+        self._messages = messages
+        self._outcomes = outcomes
+        self._world_size = world_size
+        self._num_missing = len(outcomes)
+        self.last: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        for outcome in outcomes:
+            outcome.add_done_callback(self._arrived)
+
+    def _arrived(self, _: "asyncio.Future[Outcome]") -> None:
+        self._num_missing -= 1
+        if not self._num_missing and not self.last.done():
+            results = [outcome.result() for outcome in self._outcomes]
+            lost = worst(self._messages, results, self._world_size)
+            if lost is None:
+                self.last.set_result(results[len(self._messages) - 1])
+            else:
+                self.last.set_exception(lost)
+
+
 class Shards:
-    def __init__(self, addresses: Iterable[str]) -> None:
+    def __init__(self, addresses: Iterable[str], transport: str = "stream") -> None:
         self.on_gone: Callable[[], None] = lambda: None  # called when a rank does not listen any more
         self.addresses = tuple(addresses)
+        self._stream = transport == "stream"
         self.is_gone = False  # some rank is, since the last `connect`
         self._ranks: list[Rank] = []
 
@@ -115,7 +155,7 @@ class Shards:
     async def connect(self) -> None:
         """Waits until every rank listens."""
         if not self._ranks:
-            self._ranks = [Rank(address, self._note_gone) for address in self.addresses]
+            self._ranks = [Rank(address, self._note_gone, stream=self._stream) for address in self.addresses]
         # All are watched anew: a watch from before may not have heard yet that its shard is gone.
         await asyncio.gather(*(rank.look_away() for rank in self._ranks))
         self.is_gone = False
@@ -130,60 +170,55 @@ class Shards:
         await asyncio.gather(*(rank.close() for rank in ranks))
 
     async def info(self, timeout: float) -> list[pb.InfoAnswer]:
-        return await self._everywhere([pb.InfoRequest()], timeout)
+        return await self._everywhere(pb.InfoRequest(), timeout)
 
     async def warmup(self, request: pb.WarmupRequest) -> None:
-        await self._everywhere([request], None)
+        await self._everywhere(request, None)
 
     async def reset(self, epoch: int, timeout: float) -> None:
-        await self._everywhere([pb.ResetRequest(epoch=epoch)], timeout)
+        await self._everywhere(pb.ResetRequest(epoch=epoch), timeout)
 
     async def load(self, request: pb.LoadRequest) -> None:
-        await self._everywhere([request], None)
+        await self._everywhere(request, None)
 
     async def unload(self, request: pb.UnloadRequest) -> None:
-        await self._everywhere([request], None)
+        await self._everywhere(request, None)
 
-    def send(self, messages: list[Any], timeout: float) -> Awaitable[Any]:
-        """All messages to all ranks, none waiting for the one before; they are under way when this returns. Resolves
-        to rank 0's answer to the last of them when every rank has acknowledged all."""
-        return self._last_answer(messages, self._start(messages, timeout))
+    def send(self, messages: list[Any], timeout: float) -> "asyncio.Future[Any]":
+        """All messages to all ranks, none waiting for the one before. The result is rank 0's answer to the last of them
+        when every rank has answered all, also when one fails: a Reset that overtook what another rank still has before
+        it would leave the ranks at different places. Otherwise it is ShardsLost."""
+        sealed = [self._seal(message) for message in messages]
+        outcomes = [rank.send(method, data, timeout) for rank in self._ranks for method, data in sealed]
+        return Answers(messages, outcomes, self.world_size).last
 
-    async def _everywhere(self, messages: list[Message], timeout: float | None) -> list[Any]:
-        return await self._settle(messages, self._start(messages, timeout))
+    def _seal(self, message: Any) -> tuple[str, bytes]:
+        method = METHODS[type(message)]
+        on_wire = pb.StepMessage(**{method.lower(): message}) if self._stream else message
+        return method, on_wire.SerializeToString()
 
-    async def _last_answer(self, messages: list[Any], calls: list[Awaitable[Any]]) -> Any:
-        return (await self._settle(messages, calls))[len(messages) - 1]
-
-    def _start(self, messages: list[Any], timeout: float | None) -> list[Awaitable[Any]]:
-        sealed = [(METHODS[type(message)], message.SerializeToString()) for message in messages]
-        return [rank.call(method, data, timeout) for rank in self._ranks for method, data in sealed]
-
-    async def _settle(self, messages: list[Any], calls: list[Awaitable[Any]]) -> list[Any]:
-        """Waits for all of them, also when one fails: a Reset that overtook what another rank still has before it
-        would leave the ranks at different places."""
-        results = [await settled(call) for call in calls]
-        lost = [self._lost(result, message) for result, message in zip(results, cycle(messages), strict=False)
-                if isinstance(result, grpc.aio.AioRpcError)]
-        if lost:
-            raise max(lost, key=lambda each: (SEVERITY.index(each.loss), each.broken))
+    async def _everywhere(self, message: Message, timeout: float | None) -> list[Any]:
+        method, data = METHODS[type(message)], message.SerializeToString()
+        results = await asyncio.gather(*(rank.call(method, data, timeout) for rank in self._ranks))
+        lost = worst([message], results, self.world_size)
+        if lost is not None:
+            raise lost
         return results
 
-    def _lost(self, error: grpc.aio.AioRpcError, message: Any) -> ShardsLost:
-        code = error.code()
-        loss = LOSSES.get(code, Loss.DEATH)
-        broken = code is grpc.StatusCode.DEADLINE_EXCEEDED
-        if loss is Loss.STEP_ERROR and self.world_size > 1:
-            # Ranks that failed between two collectives are not in step, and some may wait for the others for ever.
-            loss, broken = Loss.DEATH, True
-        elif loss is Loss.STEP_ERROR and not isinstance(message, STEPS):
-            loss = Loss.DEFECT  # no sequence is to blame
-        return ShardsLost(loss, f"{code.name.lower()}: {error.details()}", broken=broken)
+
+def worst(messages: list[Any], results: list[Outcome], world_size: int) -> ShardsLost | None:
+    """The trouble that says most among the results of all messages, rank by rank."""
+    lost = [loss_of(result, message, world_size) for result, message in zip(results, cycle(messages), strict=False)
+            if isinstance(result, Trouble)]
+    return max(lost, key=lambda each: (SEVERITY.index(each.loss), each.broken), default=None)
 
 
-async def settled(call: Awaitable[Any]) -> Any:
-    """Its answer or its error. All calls are under way, so waiting for one after the other takes no longer."""
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        return error
+def loss_of(trouble: Trouble, message: Any, world_size: int) -> ShardsLost:
+    loss = LOSSES.get(trouble.code, Loss.DEATH)
+    broken = trouble.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    if loss is Loss.STEP_ERROR and world_size > 1:
+        # Ranks that failed between two collectives are not in step, and some may wait for the others for ever.
+        loss, broken = Loss.DEATH, True
+    elif loss is Loss.STEP_ERROR and not isinstance(message, STEPS):
+        loss = Loss.DEFECT  # no sequence is to blame
+    return ShardsLost(loss, f"{trouble.code.name.lower()}: {trouble.reason}", broken=broken)

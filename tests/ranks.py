@@ -3,7 +3,7 @@ that remembers what it sent."""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -99,13 +99,13 @@ class SimulatedShard:
 class WatchedShards(Shards):
     """Remembers what was sent."""
 
-    def __init__(self, addresses: list[str]) -> None:
-        super().__init__(addresses)
+    def __init__(self, addresses: list[str], transport: str) -> None:
+        super().__init__(addresses, transport)
         self.sent: list[list[Any]] = []
         self.num_steps = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
-    def send(self, messages: list[Any], timeout: float) -> Awaitable[Any]:
+    def send(self, messages: list[Any], timeout: float) -> "asyncio.Future[Any]":
         self.sent.append(messages)
         self.num_steps += isinstance(messages[-1], STEPS)
         for steps, future in self._waiting:

@@ -51,7 +51,7 @@ class Weft:
             for rank, model in enumerate(models)]
         self.ranks = self._new_ranks()
         self.tokenizer = byte_tokenizer()
-        self.shards = WatchedShards([config.socket for config in self._configs])
+        self.shards = WatchedShards([config.socket for config in self._configs], config.shard_transport)
         self.engine = Engine(config, self.shards, self.tokenizer, self._on_broken)
 
     async def start(self) -> None:
@@ -235,7 +235,7 @@ def play(story: Callable[[Any], Awaitable[None]], folder: Path, **given: Any) ->
 @contextmanager
 def flat_logs() -> Iterator[None]:
     """pytest keeps log records; the tracebacks in them would keep channels and servers from being closed."""
-    loggers = [logging.getLogger(name) for name in ("router.engine", "shard.service")]
+    loggers = [logging.getLogger(name) for name in ("router.engine", "shard.orders")]
     for logger in loggers:
         logger.addFilter(flatten)
     try:

@@ -177,6 +177,36 @@ class Acknowledgement(_message.Message):
     order: int
     def __init__(self, epoch: _Optional[int] = ..., order: _Optional[int] = ...) -> None: ...
 
+class StepMessage(_message.Message):
+    __slots__ = ("prefill", "decode", "filter", "concat")
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    CONCAT_FIELD_NUMBER: _ClassVar[int]
+    prefill: PrefillRequest
+    decode: DecodeRequest
+    filter: FilterRequest
+    concat: ConcatRequest
+    def __init__(self, prefill: _Optional[_Union[PrefillRequest, _Mapping]] = ..., decode: _Optional[_Union[DecodeRequest, _Mapping]] = ..., filter: _Optional[_Union[FilterRequest, _Mapping]] = ..., concat: _Optional[_Union[ConcatRequest, _Mapping]] = ...) -> None: ...
+
+class StepOutcome(_message.Message):
+    __slots__ = ("step", "acknowledgement", "trouble")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    step: StepAnswer
+    acknowledgement: Acknowledgement
+    trouble: Trouble
+    def __init__(self, step: _Optional[_Union[StepAnswer, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ...) -> None: ...
+
+class Trouble(_message.Message):
+    __slots__ = ("code", "reason")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    reason: str
+    def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class StepAnswer(_message.Message):
     __slots__ = ("epoch", "order", "forward_seconds", "sequences", "num_tokens", "tokens", "logprobs", "num_top_tokens", "top_tokens", "top_logprobs", "failed", "failures", "prompt_sequences", "prompt_starts", "num_prompt_logprobs", "prompt_logprobs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]

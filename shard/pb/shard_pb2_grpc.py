@@ -69,6 +69,11 @@ class ShardStub(object):
                 request_serializer=shard_dot_pb_dot_shard__pb2.ConcatRequest.SerializeToString,
                 response_deserializer=shard_dot_pb_dot_shard__pb2.Acknowledgement.FromString,
                 _registered_method=True)
+        self.Steps = channel.stream_stream(
+                '/weft.shard.Shard/Steps',
+                request_serializer=shard_dot_pb_dot_shard__pb2.StepMessage.SerializeToString,
+                response_deserializer=shard_dot_pb_dot_shard__pb2.StepOutcome.FromString,
+                _registered_method=True)
         self.Load = channel.unary_unary(
                 '/weft.shard.Shard/Load',
                 request_serializer=shard_dot_pb_dot_shard__pb2.LoadRequest.SerializeToString,
@@ -138,6 +143,14 @@ class ShardServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Steps(self, request_iterator, context):
+        """The four verbs over one long-lived call, at half the cost: every message gets one outcome, in the order in which the
+        messages came. A message that is refused or fails does not end the call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Load(self, request, context):
         """Makes an adapter or a grammar usable; answered when a sequence may name it. Beside the steps, no order.
         """
@@ -196,6 +209,11 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.Concat,
                     request_deserializer=shard_dot_pb_dot_shard__pb2.ConcatRequest.FromString,
                     response_serializer=shard_dot_pb_dot_shard__pb2.Acknowledgement.SerializeToString,
+            ),
+            'Steps': grpc.stream_stream_rpc_method_handler(
+                    servicer.Steps,
+                    request_deserializer=shard_dot_pb_dot_shard__pb2.StepMessage.FromString,
+                    response_serializer=shard_dot_pb_dot_shard__pb2.StepOutcome.SerializeToString,
             ),
             'Load': grpc.unary_unary_rpc_method_handler(
                     servicer.Load,
@@ -402,6 +420,33 @@ class Shard(object):
             '/weft.shard.Shard/Concat',
             shard_dot_pb_dot_shard__pb2.ConcatRequest.SerializeToString,
             shard_dot_pb_dot_shard__pb2.Acknowledgement.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Steps(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/weft.shard.Shard/Steps',
+            shard_dot_pb_dot_shard__pb2.StepMessage.SerializeToString,
+            shard_dot_pb_dot_shard__pb2.StepOutcome.FromString,
             options,
             channel_credentials,
             insecure,

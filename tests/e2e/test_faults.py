@@ -50,14 +50,16 @@ def test_nobody_notices(tmp_path, policy, look_ahead, faults):
     play(story, tmp_path, faults=faults, prefill_policy=policy, look_ahead=look_ahead, max_batch_size=4)
 
 
+@pytest.mark.parametrize("transport", ["stream", "unary"])
 @pytest.mark.parametrize("faults", [*STEPS, "step_error@filter:1"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_nobody_notices_whichever_rank_it_befalls(tmp_path, rank, faults):
+def test_nobody_notices_whichever_rank_it_befalls(tmp_path, rank, faults, transport):
     async def story(weft):
         await weft.hear_right(*crowd())
         await weft.check_idle()
         assert has_fired(weft)
-    play(story, tmp_path, faults=("", faults) if rank else (faults, ""), ranks=2, max_batch_size=4)
+    play(story, tmp_path, faults=("", faults) if rank else (faults, ""), ranks=2, max_batch_size=4,
+         shard_transport=transport)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -31,14 +31,15 @@ def test_the_verbs_of_a_policy(tmp_path, policy, verbs, look_ahead):
     play(story, tmp_path, prefill_policy=policy, look_ahead=look_ahead)
 
 
+@pytest.mark.parametrize("transport", ["stream", "unary"])
 @pytest.mark.parametrize("policy", ["mixed", "pause"])
-def test_every_rank_is_called_alike(tmp_path, policy):
+def test_every_rank_is_called_alike(tmp_path, policy, transport):
     async def story(weft):
         await come_one_after_the_other(weft)
         await weft.check_idle()
         first, second = (rank.service.calls for rank in weft.ranks)
         assert first == second
-    play(story, tmp_path, prefill_policy=policy, ranks=2)
+    play(story, tmp_path, prefill_policy=policy, ranks=2, shard_transport=transport)
 
 
 def test_shards_without_mixed_steps_get_none(tmp_path):

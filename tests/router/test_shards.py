@@ -10,6 +10,7 @@ import uvloop
 
 from router.scheduler import Loss
 from router.shards import ANSWERS, METHODS, Shards, ShardsLost
+from shard.line import Line
 from shard.pb import shard_pb2 as pb
 from shard.server import OPTIONS
 
@@ -47,18 +48,36 @@ class ScriptedRank(grpc.GenericRpcHandler):
         method = details.method.rsplit("/", 1)[1]
         if method == "Watch":
             return grpc.unary_stream_rpc_method_handler(self._watch)
+        if method == "Steps":
+            return grpc.stream_stream_rpc_method_handler(
+                self._line, pb.StepMessage.FromString, pb.StepOutcome.SerializeToString)
         return grpc.unary_unary_rpc_method_handler(partial(self._answer, method))
 
     async def _answer(self, method, message, context):
+        answer = await self._outcome(method, message)
+        if isinstance(answer, Code):
+            await context.abort(answer, "told so")
+        return answer.SerializeToString()
+
+    async def _line(self, messages, context):
+        line = Line(lambda message: asyncio.create_task(self._on_line(message)), lambda outcome: outcome)
+        await line.serve(messages, context)
+
+    async def _on_line(self, message):
+        verb = message.WhichOneof("verb")
+        answer = await self._outcome(verb.capitalize(), getattr(message, verb).SerializeToString())
+        if isinstance(answer, Code):
+            return pb.StepOutcome(trouble=pb.Trouble(code=answer.value[0], reason="told so"))
+        return pb.StepOutcome(**{"step" if isinstance(answer, pb.StepAnswer) else "acknowledgement": answer})
+
+    async def _outcome(self, method, message):
         self.arrived.append((method, message))
         self.called.set()
         answer = self.answers.get(method, ANSWERS[method]())
-        if isinstance(answer, Code):
-            await context.abort(answer, "told so")
         if isinstance(answer, asyncio.Event | Meeting):
             await answer.wait()
             answer = ANSWERS[method]()
-        return answer.SerializeToString()
+        return answer
 
     async def _watch(self, message, context):
         self.num_watching += 1
@@ -82,14 +101,19 @@ class ScriptedRank(grpc.GenericRpcHandler):
         del self.server
 
 
-def play(story, folder, ranks=1):
+@pytest.fixture(params=["stream", "unary"])
+def transport(request):
+    return request.param
+
+
+def play(story, folder, ranks=1, transport="stream"):
     """Tell a story to shards that are connected, and the ranks behind them."""
     async def told():
         async with AsyncExitStack() as stack:
             servers = [await ScriptedRank(f"unix:{folder}/{rank}").listen() for rank in range(ranks)]
             for server in servers:
                 stack.push_async_callback(server.stop)
-            shards = Shards([server.address for server in servers])
+            shards = Shards([server.address for server in servers], transport)
             stack.push_async_callback(shards.close)
             await shards.connect()
             await story(shards, *servers)
@@ -98,39 +122,40 @@ def play(story, folder, ranks=1):
 
 
 def test_every_method_of_the_contract_but_embed_is_known():
+    """Steps is a way to call four of them."""
     methods = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Shard"].methods if
-               method.name != "Embed"}
+               method.name not in {"Embed", "Steps"}}
     assert {kind.DESCRIPTOR.full_name: name for kind, name in METHODS.items()} == {
         method.input_type.full_name: name for name, method in methods.items()}
     assert {name: kind.DESCRIPTOR.full_name for name, kind in ANSWERS.items()} == {
         name: method.output_type.full_name for name, method in methods.items()}
 
 
-def test_every_rank_gets_the_same_bytes(tmp_path):
+def test_every_rank_gets_the_same_bytes(tmp_path, transport):
     async def story(shards, *ranks):
         messages = [pb.FilterRequest(epoch=3, order=8, batch=1), pb.DecodeRequest(epoch=3, order=9, batch=1)]
         await shards.send(messages, 5.0)
         sealed = [("Filter", messages[0].SerializeToString()), ("Decode", messages[1].SerializeToString())]
         assert [sorted(rank.arrived) for rank in ranks] == [sorted(sealed)] * 3
-    play(story, tmp_path, ranks=3)
+    play(story, tmp_path, transport=transport, ranks=3)
 
 
-def test_the_answer_is_that_of_rank_0_to_the_last_message(tmp_path):
+def test_the_answer_is_that_of_rank_0_to_the_last_message(tmp_path, transport):
     async def story(shards, first, second):
         first.answers["Decode"] = ANSWER
         second.answers["Decode"] = pb.StepAnswer(epoch=1, order=1)
         assert await shards.send([pb.FilterRequest(), pb.DecodeRequest()], 5.0) == ANSWER
-    play(story, tmp_path, ranks=2)
+    play(story, tmp_path, transport=transport, ranks=2)
 
 
-def test_no_message_waits_for_the_answer_to_the_one_before(tmp_path):
+def test_no_message_waits_for_the_answer_to_the_one_before(tmp_path, transport):
     async def story(shards, rank):
         rank.answers["Decode"] = rank.answers["Filter"] = Meeting(2)
         await shards.send([pb.FilterRequest(), pb.DecodeRequest()], 5.0)
-    play(story, tmp_path)
+    play(story, tmp_path, transport=transport)
 
 
-def test_an_answer_waits_for_all_ranks(tmp_path):
+def test_an_answer_waits_for_all_ranks(tmp_path, transport):
     async def story(shards, first, second):
         first.answers["Decode"], second.answers["Decode"] = ANSWER, asyncio.Event()
         answer = asyncio.ensure_future(shards.send([pb.DecodeRequest()], 5.0))
@@ -138,7 +163,7 @@ def test_an_answer_waits_for_all_ranks(tmp_path):
         assert not answer.done()
         second.answers["Decode"].set()
         assert await answer == ANSWER
-    play(story, tmp_path, ranks=2)
+    play(story, tmp_path, transport=transport, ranks=2)
 
 
 @pytest.mark.parametrize(("code", "loss"), [
@@ -149,36 +174,36 @@ def test_an_answer_waits_for_all_ranks(tmp_path):
     (Code.UNAVAILABLE, Loss.DEATH),
     (Code.UNKNOWN, Loss.DEATH),
 ])
-def test_what_goes_wrong_says_what_kind_of_loss_it_is(tmp_path, code, loss):
+def test_what_goes_wrong_says_what_kind_of_loss_it_is(tmp_path, transport, code, loss):
     async def story(shards, rank):
         rank.answers["Decode"] = code
         with pytest.raises(ShardsLost, match=f"{code.name.lower()}: told so") as lost:
             await shards.send([pb.DecodeRequest()], 5.0)
         assert (lost.value.loss, lost.value.broken) == (loss, False)
-    play(story, tmp_path)
+    play(story, tmp_path, transport=transport)
 
 
-def test_of_several_ranks_one_that_failed_in_a_step_breaks_all(tmp_path):
+def test_of_several_ranks_one_that_failed_in_a_step_breaks_all(tmp_path, transport):
     """The others may wait for it for ever. That the first rank refuses what follows says less."""
     async def story(shards, first, second):
         first.answers["Decode"], second.answers["Decode"] = Code.FAILED_PRECONDITION, Code.INTERNAL
         with pytest.raises(ShardsLost) as lost:
             await shards.send([pb.DecodeRequest()], 5.0)
         assert (lost.value.loss, lost.value.broken) == (Loss.DEATH, True)
-    play(story, tmp_path, ranks=2)
+    play(story, tmp_path, transport=transport, ranks=2)
 
 
 @pytest.mark.parametrize("before", [pb.FilterRequest(), pb.ConcatRequest()])
-def test_what_fails_before_a_step_is_not_the_fault_of_who_is_in_the_step(tmp_path, before):
+def test_what_fails_before_a_step_is_not_the_fault_of_who_is_in_the_step(tmp_path, transport, before):
     async def story(shards, rank):
         rank.answers |= {METHODS[type(before)]: Code.INTERNAL, "Decode": Code.FAILED_PRECONDITION}
         with pytest.raises(ShardsLost, match="told so") as lost:
             await shards.send([before, pb.DecodeRequest()], 5.0)
         assert lost.value.loss is Loss.DEFECT
-    play(story, tmp_path)
+    play(story, tmp_path, transport=transport)
 
 
-def test_a_loss_is_told_when_every_rank_has_answered(tmp_path):
+def test_a_loss_is_told_when_every_rank_has_answered(tmp_path, transport):
     async def story(shards, first, second):
         first.answers["Decode"], second.answers["Decode"] = Code.FAILED_PRECONDITION, asyncio.Event()
         answer = asyncio.ensure_future(shards.send([pb.DecodeRequest()], 5.0))
@@ -187,16 +212,16 @@ def test_a_loss_is_told_when_every_rank_has_answered(tmp_path):
         second.answers["Decode"].set()
         with pytest.raises(ShardsLost):
             await answer
-    play(story, tmp_path, ranks=2)
+    play(story, tmp_path, transport=transport, ranks=2)
 
 
-def test_an_answer_that_is_overdue_means_that_a_shard_hangs(tmp_path):
+def test_an_answer_that_is_overdue_means_that_a_shard_hangs(tmp_path, transport):
     async def story(shards, first, second):
         second.answers["Decode"] = asyncio.Event()
         with pytest.raises(ShardsLost) as lost:
             await shards.send([pb.DecodeRequest()], 0.05)
         assert (lost.value.loss, lost.value.broken) == (Loss.DEATH, True)
-    play(story, tmp_path, ranks=2)
+    play(story, tmp_path, transport=transport, ranks=2)
 
 
 def test_shards_that_died_are_found_again_at_the_same_path(tmp_path):

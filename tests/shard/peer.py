@@ -57,10 +57,13 @@ class Peer:
 
     def send(self, message: Any, order: int | None = None, epoch: int | None = None) -> Any:
         """An awaitable answer; the message is on its way at once."""
+        return getattr(self.stub, METHODS[type(message)])(self.numbered(message, order, epoch))
+
+    def numbered(self, message: Any, order: int | None = None, epoch: int | None = None) -> Any:
         if order is None:
             order = self.order = self.order + 1
         message.epoch, message.order = self.epoch if epoch is None else epoch, order
-        return getattr(self.stub, METHODS[type(message)])(message)
+        return message
 
     async def early(self, message: Any, order: int) -> Any:
         """The same, once it has arrived."""

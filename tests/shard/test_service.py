@@ -11,7 +11,7 @@ import pytest
 
 from shard.pb import shard_pb2 as pb
 from shard.simulated import SimulatedWorker
-from tests.shard.messages import Row, decode, prefill
+from tests.shard.messages import Row, decode, filtered, prefill
 from tests.shard.peer import Peer, code_of
 from tests.shard.peer import play as play_with
 
@@ -72,11 +72,11 @@ def test_a_slow_step_is_no_missing_message(play: Any) -> None:
 def test_the_time_of_a_missing_message_runs_from_the_first_later_one(play: Any) -> None:
     async def story(shard: Peer) -> None:
         early = [await shard.early(decode(1), 3)]
-        gap = shard.service._epoch.gap
+        gap = shard.service._orders.epoch.gap
         early.append(await shard.early(decode(1), 4))
-        assert shard.service._epoch.gap is gap
+        assert shard.service._orders.epoch.gap is gap
         await shard.send(prefill(1, FIRST), order=1)
-        assert shard.service._epoch.gap is not gap
+        assert shard.service._orders.epoch.gap is not gap
         await shard.send(decode(1), order=2)
         assert [(await call).order for call in early] == [3, 4]
     play(story)
@@ -110,3 +110,39 @@ def test_the_end_wakes_up_what_hangs_and_gives_up_what_is_queued(play: Any) -> N
                       await shard.early(decode(1), 4)])
     play(story, faults="hang@prefill")
     assert all(call.done() for call in calls)
+
+
+def test_on_a_line_outcomes_come_in_the_order_of_the_messages(play: Any) -> None:
+    async def story(shard: Peer) -> None:
+        line = shard.stub.Steps()
+        await line.write(pb.StepMessage(prefill=shard.numbered(prefill(1, FIRST))))
+        await line.write(pb.StepMessage(decode=shard.numbered(decode(1))))
+        await line.write(pb.StepMessage(filter=shard.numbered(filtered(1, 7))))
+        outcomes = [await line.read() for _ in range(3)]
+        assert [outcome.WhichOneof("outcome") for outcome in outcomes] == ["step", "step", "acknowledgement"]
+        assert [getattr(outcome, outcome.WhichOneof("outcome")).order for outcome in outcomes] == [1, 2, 3]
+    play(story)
+
+
+def test_a_refusal_does_not_end_a_line(play: Any) -> None:
+    async def story(shard: Peer) -> None:
+        line = shard.stub.Steps()
+        await line.write(pb.StepMessage(decode=shard.numbered(decode(1))))
+        await line.write(pb.StepMessage())
+        outcomes = [await line.read() for _ in range(2)]
+        codes = [grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT]
+        assert [outcome.trouble.code for outcome in outcomes] == [code.value[0] for code in codes]
+        await shard.reset()
+        await line.write(pb.StepMessage(prefill=shard.numbered(prefill(1, FIRST))))
+        assert (await line.read()).step.order == 1
+    play(story)
+
+
+def test_lines_end_when_the_shard_stops(play: Any) -> None:
+    async def story(shard: Peer) -> None:
+        line = shard.stub.Steps()
+        await line.write(pb.StepMessage(prefill=shard.numbered(prefill(1, FIRST))))
+        await line.read()
+        shard.service.stop()
+        assert await line.read() is grpc.aio.EOF
+    play(story)

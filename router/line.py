@@ -1,0 +1,88 @@
+"""One long-lived call of `Steps` to one rank: messages leave in the order of `send`, outcomes come back in that order.
+
+Knows nothing of what a message means. When the call breaks, whoever waits is told, and so is who sends later.
+"""
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import grpc
+
+from shard.pb import shard_pb2 as pb
+
+STATUS = {code.value[0]: code for code in grpc.StatusCode}
+OVERDUE = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Trouble(NamedTuple):
+    """What came instead of an answer."""
+
+    code: grpc.StatusCode
+    reason: str
+
+
+BROKEN = Trouble(grpc.StatusCode.UNAVAILABLE, "the shard hung up")
+Outcome = Any  # the verb's answer, or Trouble
+
+
+class Line:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        method = channel.stream_stream("/weft.shard.Shard/Steps", response_deserializer=pb.StepOutcome.FromString)
+        self._call = method()
+        self._leaving: asyncio.Queue[bytes] = asyncio.Queue()
+        self._awaited: deque[asyncio.Future[Outcome]] = deque()
+        self._broken: Trouble | None = None
+        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+
+    def send(self, message: bytes, timeout: float) -> "asyncio.Future[Outcome]":
+        """On its way as soon as the loop turns; never fails, its result may be Trouble."""
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Outcome] = loop.create_future()
+        if self._broken is not None:
+            outcome.set_result(self._broken)
+            return outcome
+        self._awaited.append(outcome)
+        self._leaving.put_nowait(message)
+        overdue = loop.call_later(timeout, settle, outcome, Trouble(OVERDUE, f"no answer within {timeout:.1f} seconds"))
+        outcome.add_done_callback(lambda _: overdue.cancel())
+        return outcome
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        self._call.cancel()
+        self._break(BROKEN)
+
+    async def _write(self) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader hears of it too
+            while True:
+                await self._call.write(await self._leaving.get())
+
+    async def _read(self) -> None:
+        why = BROKEN
+        try:
+            while (outcome := await self._call.read()) is not grpc.aio.EOF:
+                settle(self._awaited.popleft(), opened(outcome))
+        except grpc.aio.AioRpcError as error:
+            why = Trouble(error.code(), error.details() or "")
+        self._break(why)
+
+    def _break(self, why: Trouble) -> None:
+        self._broken = why
+        while self._awaited:
+            settle(self._awaited.popleft(), why)
+
+
+def opened(outcome: pb.StepOutcome) -> Outcome:
+    kind = outcome.WhichOneof("outcome")
+    if kind == "trouble":
+        return Trouble(STATUS.get(outcome.trouble.code, grpc.StatusCode.UNKNOWN), outcome.trouble.reason)
+    return outcome.step if kind == "step" else outcome.acknowledgement
+
+
+def settle(future: "asyncio.Future[Outcome]", outcome: Outcome) -> None:
+    if not future.done():
+        future.set_result(outcome)

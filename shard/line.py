@@ -1,0 +1,41 @@
+"""One call of `Steps`: messages come in, outcomes go out in the same order. Knows nothing of what they mean."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+Taken = TypeVar("Taken")
+
+
+class Context(Protocol):
+    """The part of grpc.aio.ServicerContext that is used."""
+
+    async def write(self, message: Any) -> None: ...
+
+
+class Line(Generic[Taken]):
+    def __init__(self, take: Callable[[Any], Taken], outcome: Callable[[Taken], Awaitable[Any]]) -> None:
+        """`take` is called when a message comes, `outcome` when it is its turn to be answered."""
+        self._take = take
+        self._outcome = outcome
+        self._taken: asyncio.Queue[Taken | None] = asyncio.Queue()
+
+    async def serve(self, messages: AsyncIterator[Any], context: Context) -> None:
+        reading = asyncio.create_task(self._read(messages))
+        try:
+            while (taken := await self._taken.get()) is not None:
+                await context.write(await self._outcome(taken))
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+    async def _read(self, messages: AsyncIterator[Any]) -> None:
+        try:
+            async for message in messages:
+                self._taken.put_nowait(self._take(message))
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Answer what has come, and then end the call."""
+        self._taken.put_nowait(None)

@@ -1,0 +1,168 @@
+"""The order of messages: what is next in its epoch is queued for the compute thread, what is early is held back.
+
+The one compute thread runs messages one after the other; once it refused or failed one it refuses whatever the epoch
+still brings. Knows nothing of the wire, nor of what a message means to the worker.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from shard.errors import Malformed, Refused
+from shard.pb import shard_pb2 as pb
+
+Code = grpc.StatusCode
+Answer = TypeVar("Answer")
+Ordered = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatRequest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is sent instead of an answer."""
+
+    code: Any
+    reason: str
+
+
+@dataclass(slots=True)
+class Arrival(Generic[Answer]):
+    """A message that is there: what it calls, and the answer or trouble that it gets. It outlives a caller that hangs
+    up, since the other ranks apply it too."""
+
+    call: Callable[[], Answer]
+    outcome: "asyncio.Future[Answer | Trouble]"
+
+
+@dataclass(slots=True)
+class Epoch:
+    number: int
+    lost: str = ""  # why nothing more is queued; written by the event loop
+    failed: str = ""  # why nothing more is applied; written by the compute thread
+    next: int = 1  # the lowest order that is not queued yet
+    early: dict[int, Arrival[Any]] = field(default_factory=dict)  # held back until their turn
+    refused: set[int] = field(default_factory=set)  # orders that came after the end
+    gap: "asyncio.TimerHandle | None" = None
+    gap_at: int = 0  # the order that the timer waits for
+
+    @property
+    def end(self) -> str:
+        return self.failed or self.lost
+
+    def used(self, order: int) -> bool:
+        return order < self.next or order in self.early or order in self.refused
+
+
+class Orders:
+    def __init__(self, compute: ThreadPoolExecutor, gap_timeout: float) -> None:
+        """`compute` has one thread."""
+        self._compute = compute
+        self._gap_timeout = gap_timeout
+        self.epoch = Epoch(0, lost="there was no Reset yet")
+
+    def begin(self, number: int, reset: Callable[[], Answer]) -> Arrival[Answer]:
+        """An epoch counts from its Reset on, though steps of the one before may still be under way."""
+        self.end("another epoch was started")
+        self.epoch = Epoch(number)
+        arrival = arrive(reset)
+        self._queue(self.epoch, arrival)
+        return arrival
+
+    def end(self, reason: str) -> None:
+        self._end(self.epoch, reason)
+
+    def other_epoch(self, number: int) -> str:
+        return f"the message is of epoch {number}, in force is {self.epoch.number}"
+
+    def take(self, request: Ordered, verb: Callable[[Any], Answer]) -> Arrival[Answer]:
+        epoch, arrival = self.epoch, arrive(partial(verb, request))
+        if request.epoch != epoch.number:
+            trouble(arrival, Code.FAILED_PRECONDITION, self.other_epoch(request.epoch))
+        elif not request.order:
+            trouble(arrival, Code.INVALID_ARGUMENT, "orders are counted from 1")
+        elif epoch.used(request.order):
+            trouble(arrival, Code.ALREADY_EXISTS, f"message {request.order} was taken before")
+        else:
+            epoch.early[request.order] = arrival
+            self._go_on(epoch)
+        return arrival
+
+    def _go_on(self, epoch: Epoch) -> None:
+        """Queue what is next, and hold back or refuse the rest."""
+        while not epoch.end and epoch.next in epoch.early:
+            self._queue(epoch, epoch.early.pop(epoch.next))
+            epoch.next += 1
+        if epoch.end:
+            self._refuse_early(epoch)
+        self._watch_gap(epoch)
+
+    def _queue(self, epoch: Epoch, arrival: Arrival[Any]) -> None:
+        job = asyncio.get_running_loop().run_in_executor(self._compute, apply, epoch, arrival.call)
+        job.add_done_callback(partial(self._applied, epoch, arrival))
+
+    def _applied(self, epoch: Epoch, arrival: Arrival[Any], job: "asyncio.Future[Any]") -> None:
+        settle(arrival, job)
+        if epoch.failed:
+            self._go_on(epoch)
+
+    def _watch_gap(self, epoch: Epoch) -> None:
+        """The time of a missing message runs from the first later one on, however many follow."""
+        missing = epoch.next if epoch.early else 0
+        if missing != epoch.gap_at and epoch.gap is not None:
+            epoch.gap.cancel()
+        if missing != epoch.gap_at and missing:
+            late = f"message {missing} did not arrive within {self._gap_timeout} seconds of a later one"
+            epoch.gap = asyncio.get_running_loop().call_later(self._gap_timeout, self._end, epoch, late)
+        epoch.gap_at = missing
+
+    def _end(self, epoch: Epoch, reason: str) -> None:
+        """Nothing more is queued; what was, is still applied, since the other ranks apply it too."""
+        epoch.lost = epoch.lost or reason
+        self._go_on(epoch)
+
+    def _refuse_early(self, epoch: Epoch) -> None:
+        for arrival in epoch.early.values():
+            trouble(arrival, Code.FAILED_PRECONDITION, f"epoch {epoch.number} is over: {epoch.end}")
+        epoch.refused.update(epoch.early)
+        epoch.early.clear()
+
+
+def arrive(call: Callable[[], Answer]) -> Arrival[Answer]:
+    return Arrival(call, asyncio.get_running_loop().create_future())
+
+
+def settle(arrival: Arrival[Any], job: "asyncio.Future[Any]") -> None:
+    arrival.outcome.set_result(Trouble(Code.UNAVAILABLE, "the shard stops") if job.cancelled() else job.result())
+
+
+def trouble(arrival: Arrival[Any], code: Any, reason: str) -> None:
+    arrival.outcome.set_result(Trouble(code, reason))
+
+
+def apply(epoch: Epoch, call: Callable[[], Answer]) -> Answer | Trouble:
+    """In the compute thread, and so in order."""
+    if epoch.failed:
+        return Trouble(Code.FAILED_PRECONDITION, f"epoch {epoch.number} is over: {epoch.failed}")
+    outcome = attempt(call)
+    if isinstance(outcome, Trouble):
+        epoch.failed = outcome.reason
+    return outcome
+
+
+def attempt(call: Callable[[], Answer]) -> Answer | Trouble:
+    try:
+        return call()
+    except Malformed as error:
+        return Trouble(Code.INVALID_ARGUMENT, str(error))
+    except Refused as error:
+        return Trouble(Code.FAILED_PRECONDITION, str(error))
+    except Exception as error:
+        logger.exception("a step failed")
+        return Trouble(Code.INTERNAL, f"{type(error).__name__}: {error}")

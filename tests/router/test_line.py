@@ -1,0 +1,100 @@
+"""A line to a rank that answers as it is told: order, overdue answers, and ends."""
+
+import asyncio
+
+import grpc
+import uvloop
+
+from router.line import BROKEN, Line, Trouble
+from shard.pb import shard_pb2 as pb
+
+MESSAGE = pb.StepMessage(decode=pb.DecodeRequest(batch=1)).SerializeToString()
+STEP = pb.StepAnswer(order=1)
+
+
+class Rank(grpc.GenericRpcHandler):
+    """Answers a message with the next of the outcomes that it is given, and hangs up at None."""
+
+    def __init__(self):
+        self.outcomes = asyncio.Queue()
+        self.come = asyncio.Queue()
+
+    def service(self, details):
+        return grpc.stream_stream_rpc_method_handler(
+            self._serve, pb.StepMessage.FromString, pb.StepOutcome.SerializeToString)
+
+    async def _serve(self, messages, context):
+        async for message in messages:
+            self.come.put_nowait(message)
+            outcome = await self.outcomes.get()
+            if outcome is None:
+                return
+            await context.write(outcome)
+
+
+def play(story, folder):
+    async def told():
+        server, rank = grpc.aio.server(), Rank()
+        server.add_generic_rpc_handlers([rank])
+        server.add_insecure_port(f"unix:{folder}/rank")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"unix:{folder}/rank") as channel:
+            line = Line(channel)
+            await story(line, rank)
+            await line.close()
+        await server.stop(0.1)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(told())
+
+
+def test_outcomes_are_for_the_messages_in_their_order(tmp_path):
+    async def story(line, rank):
+        first, second = line.send(MESSAGE, 5.0), line.send(MESSAGE, 5.0)
+        rank.outcomes.put_nowait(pb.StepOutcome(step=STEP))
+        assert await first == STEP
+        rank.outcomes.put_nowait(pb.StepOutcome(acknowledgement=pb.Acknowledgement(order=2)))
+        assert await second == pb.Acknowledgement(order=2)
+    play(story, tmp_path)
+
+
+def test_trouble_carries_its_status(tmp_path):
+    async def story(line, rank):
+        code = grpc.StatusCode.INTERNAL
+        rank.outcomes.put_nowait(pb.StepOutcome(trouble=pb.Trouble(code=code.value[0], reason="why")))
+        assert await line.send(MESSAGE, 5.0) == Trouble(code, "why")
+    play(story, tmp_path)
+
+
+def test_a_status_that_does_not_exist_is_unknown(tmp_path):
+    async def story(line, rank):
+        rank.outcomes.put_nowait(pb.StepOutcome(trouble=pb.Trouble(code=4711)))
+        assert (await line.send(MESSAGE, 5.0)).code is grpc.StatusCode.UNKNOWN
+    play(story, tmp_path)
+
+
+def test_an_overdue_outcome_leaves_those_behind_it_in_order(tmp_path):
+    async def story(line, rank):
+        overdue, later = line.send(MESSAGE, 0.0), line.send(MESSAGE, 5.0)
+        assert (await overdue).code is grpc.StatusCode.DEADLINE_EXCEEDED
+        rank.outcomes.put_nowait(pb.StepOutcome(step=STEP))
+        rank.outcomes.put_nowait(pb.StepOutcome(step=pb.StepAnswer(order=2)))
+        assert (await later).order == 2
+    play(story, tmp_path)
+
+
+def test_when_the_call_ends_everybody_is_told_also_who_comes_later(tmp_path):
+    async def story(line, rank):
+        waiting = [line.send(MESSAGE, 5.0) for _ in range(3)]
+        rank.outcomes.put_nowait(None)
+        assert await asyncio.gather(*waiting) == [BROKEN] * 3
+        assert await line.send(MESSAGE, 5.0) == BROKEN
+    play(story, tmp_path)
+
+
+def test_who_still_waits_when_the_line_is_closed_is_told(tmp_path):
+    async def story(line, rank):
+        waiting = line.send(MESSAGE, 5.0)
+        await rank.come.get()
+        await line.close()
+        assert await waiting == BROKEN
+    play(story, tmp_path)
