@@ -80,7 +80,9 @@ class Running:
 
     def grow(self, ready: list[Sequence]) -> tuple[list[Grant], list[Sequence]]:
         """Blocks for the tokens that a step of these may produce, and the sequences that yielded to make room."""
-        wants = [(sequence, missing) for sequence in ready if (missing := self._missing(sequence)) > 0]
+        per_step, size = self._tokens_per_step, self.blocks.size
+        wants = [(s, self._missing(s)) for s in ready
+                 if s.length + (s.in_flight + 1) * per_step - 1 > len(s.blocks) * size]
         if sum(missing for _, missing in wants) <= self.blocks.num_free:
             return [self._grant(sequence, missing) for sequence, missing in wants], []
         return self._grow_by_rank(sorted(wants, key=lambda want: want[0].rank))
