@@ -23,7 +23,8 @@ class Trouble(NamedTuple):
     reason: str
 
 
-BROKEN = Trouble(grpc.StatusCode.UNAVAILABLE, "the shard hung up")
+GONE = grpc.StatusCode.UNAVAILABLE
+BROKEN = Trouble(GONE, "the shard hung up")
 Outcome = Any  # the verb's answer, or Trouble
 
 
@@ -67,7 +68,8 @@ class Line:
             while (outcome := await self._call.read()) is not grpc.aio.EOF:
                 settle(self._awaited.popleft(), opened(outcome))
         except grpc.aio.AioRpcError as error:
-            why = Trouble(error.code(), error.details() or "")
+            # Whatever gRPC calls it: what goes wrong with a message is told as its outcome, and the line goes on.
+            why = Trouble(GONE, f"{error.code().name.lower()}: {error.details()}")
         self._break(why)
 
     def _break(self, why: Trouble) -> None:

@@ -29,6 +29,8 @@ class Rank(grpc.GenericRpcHandler):
             outcome = await self.outcomes.get()
             if outcome is None:
                 return
+            if isinstance(outcome, grpc.StatusCode):
+                await context.abort(outcome, "told so")
             await context.write(outcome)
 
 
@@ -97,4 +99,12 @@ def test_who_still_waits_when_the_line_is_closed_is_told(tmp_path):
         await rank.come.get()
         await line.close()
         assert await waiting == BROKEN
+    play(story, tmp_path)
+
+
+def test_a_call_that_breaks_means_that_the_shard_is_gone_whatever_the_status(tmp_path):
+    """A shard that is killed may be told of as an internal error; no step is to blame for that."""
+    async def story(line, rank):
+        rank.outcomes.put_nowait(grpc.StatusCode.INTERNAL)
+        assert await line.send(MESSAGE, 5.0) == Trouble(grpc.StatusCode.UNAVAILABLE, "internal: told so")
     play(story, tmp_path)
