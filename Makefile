@@ -7,7 +7,7 @@
 .ONESHELL:
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-clients check proto proto-check docs bench stats clean
+.PHONY: help run test test-long test-clients gpu-wheels gpu-check check proto proto-check docs bench stats clean
 
 PYTHON :=
 PIP_ARGS :=
@@ -60,6 +60,8 @@ help:
 	make test          all tests but the long ones
 	make test-long     thousands of random schedules, new ones every time (SEED=... repeats)
 	make test-clients  tests with the official clients
+	make gpu-check     tests and step times on a GPU, without network: torch, transformers and gpu-wheels will do
+	make gpu-wheels    download what weft needs beside those two on Python 3.12, 22 MB
 	make check         style, types, and whether generated files are fresh
 	make proto         write shard/pb from proto/shard.proto
 	make proto-check   whether shard/pb is what make proto would write
@@ -104,6 +106,37 @@ test-long: .venv/ready
 test-clients: .venv/ready
 	@$(PYTEST) -m clients $(ARGS) || { [ $$? = 5 ] && echo "weft: there are no tests with official clients yet"; }
 
+# What weft and its tests need beside torch, transformers and what those need; tests/test_make.py keeps the list whole.
+GPU_PACKAGES := aiohappyeyeballs aiohttp aiosignal annotated-types attrs cyclopts docstring-parser frozenlist grpcio \
+	grpcio-health-checking hypothesis idna iniconfig markdown-it-py mdurl multidict packaging pluggy propcache protobuf \
+	pydantic pydantic-core pygments pytest pytest-timeout rich rich-rst sortedcontainers typing-extensions \
+	typing-inspection uvloop yarl
+# pip takes a wheel only for a platform that is named exactly.
+GPU_PLATFORMS := $(foreach tag,_2_28 _2_27 _2_26 _2_24 _2_17 _2_12 _2_5 2014 2010 1,--platform manylinux$(tag)_x86_64)
+
+gpu-wheels: .venv/ready
+	@rm -rf .gpu-wheels
+	$(VENV) -m pip download --disable-pip-version-check -q $(PIP_ARGS) --no-deps --only-binary=:all: \
+		--python-version 3.12 --implementation cp $(GPU_PLATFORMS) -c constraints.txt -d .gpu-wheels $(GPU_PACKAGES)
+	du -sh .gpu-wheels
+
+# A folder on the path and no venv: one that is made from a venv, as python3 may well be, does not see what that has.
+gpu-check:
+	@python=$(if $(PYTHON),"$(PYTHON)",python3)
+	fail() { echo "weft: $$*" >&2; exit 1; }
+	"$$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+		fail "$$python has no torch that sees a GPU; name one that has: make gpu-check PYTHON=/path/to/python3"
+	test -d .gpu-wheels || fail "there are no wheels; call make gpu-wheels first, on a machine with a network"
+	rm -rf .gpu-site
+	"$$python" -m pip install --disable-pip-version-check -q --no-index --no-deps --target .gpu-site .gpu-wheels/*.whl
+	mkdir .gpu-site/weft.dist-info  # weft runs from here, and asks for its version
+	printf 'Name: weft\nVersion: %s\n' "$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" > .gpu-site/weft.dist-info/METADATA
+	export PYTHONPATH="$$PWD/.gpu-site:$$PWD" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+	code=0
+	"$$python" -P -m pytest -p pytest_timeout -W default -m gpu tests/gpu $(ARGS) || code=$$?
+	"$$python" -P -m benchmarks.step --shape llama-3.1-8b --device cuda --batch 1 8 32 || code=$$?
+	exit $$code
+
 check: .venv/ready proto-check
 	@$(VENV) -m ruff check .
 	$(VENV) -m mypy
@@ -130,5 +163,5 @@ stats: .venv/ready
 	@$(VENV) tests/stats.py
 
 clean:
-	@rm -rf .venv .venv-proto .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	@rm -rf .venv .venv-proto .gpu-wheels .gpu-site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -66,7 +66,7 @@ def child(program: Sequence[str], order: dict[str, Any]) -> Iterator[tuple[int, 
     reader, ready = os.pipe()
     parent, alive = os.pipe()  # nobody writes: its end tells the child that we are gone
     command = [sys.executable, "-P", *program, json.dumps(order | {"ready_fd": ready, "parent_fd": parent})]
-    process = subprocess.Popen(  # noqa: S603 - our own program, no shell
+    process = subprocess.Popen(
         command, pass_fds=(ready, parent), stdin=subprocess.DEVNULL, stdout=STDERR)
     os.close(ready)
     os.close(parent)

@@ -5,18 +5,21 @@ The only place where environment variables count. Knows no setting by its meanin
 
 import asyncio
 import inspect
+import os
 import socket
 import sys
 import tempfile
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.validators import Number
 
+from launcher.model import Model, cache_folder, find_model, hub_cache
 from launcher.plan import make_plan
 from launcher.processes import Failed, bind, serve
-from launcher.settings import GROUPS, Setting, make_configs
+from launcher.settings import GROUPS, POSITIONAL, Setting, make_configs
 
 LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
 
@@ -26,16 +29,19 @@ def parameter(setting: Setting, group: Group) -> inspect.Parameter:
     kind = Literal[rules["choices"]] if rules["choices"] else setting.type
     bounds = None if rules["low"] is rules["high"] is None else Number(gte=rules["low"], lte=rules["high"])
     about = Parameter(name=setting.flags, help=rules["help"], env_var=setting.variables, validator=bounds, group=group)
+    how = inspect.Parameter.POSITIONAL_OR_KEYWORD if setting.name in POSITIONAL else inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(
-        setting.name, inspect.Parameter.KEYWORD_ONLY, default=setting.field.default, annotation=Annotated[kind, about])
+        setting.name, how, default=setting.field.default, annotation=Annotated[kind, about])
 
 
-def serve_command(**given: Any) -> None:
-    """Serve a model over HTTP. For now a simulated one: it answers with made-up words at the speed of a real model."""
-    launch, router, shard = make_configs(given)
+def serve_command(*words: str, **given: Any) -> None:
+    """Serve a model over HTTP. Without one a simulated model answers, with made-up words at the speed of a real one."""
+    launch, router, shard = make_configs({**dict(zip(POSITIONAL, words, strict=False)), **given})
+    model = find_model(launch.model_id, launch.revision, hub_cache(os.environ)) if launch.model_id else None
+    shard = replace(shard, memory=str(cache_folder(os.environ) / "weft" / "machine.json"))
     with bind(router.hostname, router.port) as listener, tempfile.TemporaryDirectory(prefix="weft-") as folder:
-        plan = make_plan(router, shard, launch.num_shard, checked(folder))
-        text = banner(listener, launch.num_shard)
+        plan = make_plan(router, shard, launch.num_shard, checked(folder), model)
+        text = banner(listener, launch.num_shard, model)
         asyncio.run(serve(plan, listener, lambda: print(text, flush=True), router.shutdown_timeout))
 
 
@@ -45,11 +51,12 @@ def checked(folder: str) -> str:
     return folder
 
 
-def banner(listener: socket.socket, num_shard: int) -> str:
+def banner(listener: socket.socket, num_shard: int, model: Model | None) -> str:
     host, port = listener.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     body = """'{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}}'"""
-    return (f"weft serves a simulated model on {num_shard} {'shard' if num_shard == 1 else 'shards'} at {url}\n"
+    name = model.name if model else "a simulated model"
+    return (f"weft serves {name} on {num_shard} {'shard' if num_shard == 1 else 'shards'} at {url}\n"
             f"try: curl -N {url}/generate_stream -H 'content-type: application/json' -d {body}\n"
             "stop: Ctrl-C, twice to stop at once")
 

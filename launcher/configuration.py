@@ -13,7 +13,9 @@ HEAD = """\
 
 Every setting of `weft serve` is a flag and an environment variable; a flag wins. Where text-generation-inference has a
 flag of the same name and meaning, its variable works as well; when both are set, the one beginning with `WEFT_` counts.
-A switch (true or false) is turned off with `--no-` before its name, a variable takes `true` or `false`.
+A switch (true or false) is turned off with `--no-` before its name, a variable takes `true` or `false`. The model may
+stand without its flag: `weft serve org/name`. Where the Hub's cache is, the variables tell that all its clients follow:
+`HF_HUB_CACHE`, or else `HF_HOME`.
 
 Two names are left alone on purpose. `HOSTNAME` is set by shells and containers to the name of the machine. `WEFT_PORT`
 is set to a URL by Kubernetes beside a service called `weft`; the port's variable is `PORT`.

@@ -5,6 +5,7 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from launcher.model import Model
 from router.config import RouterConfig
 from shard.config import ShardConfig
 
@@ -24,6 +25,13 @@ class Child:
 class Plan:
     shards: tuple[Child, ...]
     router: Child
+    folder: str  # for what lasts as long as the server
+
+    def generation(self, number: int) -> tuple[Child, ...]:
+        """The shards of one start of the group. They meet at a file where no earlier group has left its traces."""
+        meeting_point = f"{self.folder}/meeting-{number}"
+        return tuple(replace(child, settings=child.settings | {"meeting_point": meeting_point})
+                     for child in self.shards)
 
 
 def python_module(name: str) -> tuple[str, ...]:
@@ -31,11 +39,15 @@ def python_module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", name)
 
 
-def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: str) -> Plan:
-    """One shard per rank, each with a socket in `folder`, and the router that drives them."""
-    shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{folder}/shard-{rank}.sock")
+def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: str, model: Model | None) -> Plan:
+    """One shard per rank, each with a socket in `folder`, and the router that drives them. Without a model the shards
+    simulate one."""
+    name, files = (model.name, model.folder) if model else ("", "")
+    shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{folder}/shard-{rank}.sock", model=files)
               for rank in range(num_shard)]
     return Plan(
         shards=tuple(Child(f"shard {item.rank}", python_module("shard.server"), asdict(item)) for item in shards),
         router=Child("router", python_module("router"),
-                     {"config": asdict(router), "shards": [item.socket for item in shards]}))
+                     {"config": asdict(router), "shards": [item.socket for item in shards], "model": name,
+                      "folder": files}),
+        folder=folder)

@@ -4,6 +4,7 @@ A child says on a pipe that it is ready, and another pipe, which nobody writes t
 """
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -145,8 +146,8 @@ class Server:
             raise failures.exceptions[0] from None
 
     async def _keep_shards(self) -> None:
-        while True:
-            for child in self._plan.shards:
+        for generation in itertools.count(1):
+            for child in self._plan.generation(generation):
                 self._shards.append(await Process.start(child, parent_fd=self._parent_fd))
             if await all_ready(self._shards):
                 self._loaded.set()

@@ -14,17 +14,24 @@ from shard.config import ShardConfig, SimulatedConfig
 TGI_FLAGS = frozenset({
     "hostname", "port", "num_shard", "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens",
     "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size",
-    "waiting_served_ratio", "max_waiting_tokens", "payload_limit", "validation_workers"})
+    "waiting_served_ratio", "max_waiting_tokens", "payload_limit", "validation_workers",
+    "model_id", "revision", "dtype"})
 FOREIGN_VARIABLES = frozenset({
     "HOSTNAME",   # shells and containers set it to the name of the machine
     "WEFT_PORT",  # Kubernetes sets it, to a URL, for every pod beside a service called weft
 })
+POSITIONAL = ("model_id",)  # may stand without their flag, in this order
 ALIASES: Mapping[str, tuple[str, ...]] = {"num_shard": ("--num-shards",), "port": ("-p",)}
-GIVEN_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "parent_fd", "step_log", "simulated"})
+GIVEN_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "parent_fd", "step_log", "simulated",
+                               "model", "meeting_point", "memory"})
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
+    model_id: str = setting(
+        "", "Model to serve: a folder, or the name of one that is in the Hub's cache, such as org/name. Without it a "
+        "simulated model answers.")
+    revision: str = setting("main", "Branch, tag or commit of a model that is in the Hub's cache.")
     num_shard: int = setting(1, "Shards that share the model, each a process.", low=1, high=64)
 
     def __post_init__(self) -> None:

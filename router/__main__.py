@@ -1,9 +1,9 @@
 """The router as a process: `python -P -m router JSON`. Puts the parts together; knows neither flags nor how to serve.
 
-The JSON object holds `config` (the fields of RouterConfig), `shards` (their addresses, by rank) and three descriptors
-that the process may have inherited: `listen_fd`, a bound socket; `ready_fd`, which gets the line `ready PORT` or
-`failed WHY`, and later `broken WHY` when the shards should be replaced; `parent_fd`, whose end-of-file says that the
-parent is gone.
+The JSON object holds `config` (the fields of RouterConfig), `shards` (their addresses, by rank), for a real model its
+name (`model`) and where its files are (`folder`), and three descriptors that the process may have inherited:
+`listen_fd`, a bound socket; `ready_fd`, which gets the line `ready PORT` or `failed WHY`, and later `broken WHY` when
+the shards should be replaced; `parent_fd`, whose end-of-file says that the parent is gone.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import sys
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -24,6 +25,7 @@ from router.config import RouterConfig
 from router.engine import Engine
 from router.http.app import create_app
 from router.http.server import Server
+from router.model_files import read_tokenizer
 from router.shards import Shards, ShardsLost
 from router.tokenizer import byte_tokenizer
 from router.validation import Validator
@@ -37,6 +39,8 @@ class Order:
 
     config: RouterConfig
     shards: tuple[str, ...]
+    model: str = ""  # its name, as the user gave it
+    folder: str = ""
     listen_fd: int = -1
     ready_fd: int = -1
     parent_fd: int = -1
@@ -66,7 +70,7 @@ class Running:
 
 
 async def start(order: Order) -> Running:
-    tokenizer = byte_tokenizer()
+    tokenizer = read_tokenizer(Path(order.folder)) if order.folder else byte_tokenizer()
     shards = Shards(order.shards, order.config.shard_transport)
     engine = Engine(order.config, shards, tokenizer, lambda why: tell(order.ready_fd, f"broken {why}"))
     await engine.start()
@@ -75,7 +79,7 @@ async def start(order: Order) -> Running:
     except ValueError:
         await engine.stop()
         raise
-    running = Running(engine, validator, Server(create_app(engine, validator, order.config)))
+    running = Running(engine, validator, Server(create_app(engine, validator, order.config, order.model)))
     try:
         port = await running.server.open(order.config.hostname, order.config.port, order.listen_fd)
     except OSError:

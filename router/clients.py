@@ -44,8 +44,8 @@ class Clients:
 
     def open(self, request: Request, number: int) -> Stream:
         stream = Stream(
-            request, self._config.slow_client_buffer, on_full=lambda _: self._hold(number),
-            on_drained=lambda _: self._resume(number), on_leave=lambda _: self._leave(number))
+            request, self._config.slow_client_buffer, on_full=lambda: self._hold(number),
+            on_drained=lambda: self._resume(number), on_leave=lambda: self._leave(number))
         self._deliveries[number] = Delivery(request, stream, self._tokenizer, now())
         self._nobody.clear()
         return stream

@@ -20,7 +20,7 @@ class Delivery:
         self.submitted = now
         self.started: float | None = None
         self._tokenizer = tokenizer
-        self._detokenizer = tokenizer.detokenizer()
+        self._detokenizer = tokenizer.detokenizer(request.prompt)
         self._stop_strings = StopStrings(request.stop_strings) if request.stop_strings else None
         self._num_tokens = 0
         self._num_prompt_logprobs = 1  # the first token has none

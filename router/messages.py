@@ -33,6 +33,7 @@ class ModelFacts:
     tokens_per_step: int = 1
     mixed_steps: bool = True
     world_size: int = 1
+    exact: bool = False  # whether answers are the same to the last bit in any company
     measurements: tuple[Measurement, ...] = ()
 
 

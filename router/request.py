@@ -15,17 +15,26 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one request are chosen. Field by field the columns of `Sampling` in proto/shard.proto."""
+    """How the tokens of one request are chosen. Field by field the columns of `Sampling` in proto/shard.proto, where
+    the meanings stand; every default is "off"."""
 
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0
     top_p: float = 0.0
     typical_p: float = 0.0
     repetition_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    relative_frequency_penalty: float = 0.0  # by a token's share of prompt and output, as TGI has it
     watermark: bool = False
     top_n_tokens: int = 0
     raw_logprobs: bool = False
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0  # by how often it was generated, as OpenAI has it
+    presence_penalty: float = 0.0
+    min_tokens: int = 0
+    allowed_tokens: tuple[int, ...] = ()
+    banned_tokens: tuple[int, ...] = ()
+    biased_tokens: tuple[int, ...] = ()
+    biases: tuple[float, ...] = ()  # one for each of the biased tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,7 @@ class Request:
     max_new_tokens: int
     key: int = 0  # 64 bits, feeds every draw of this request
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    end_tokens: frozenset[int] = frozenset()
+    end_tokens: frozenset[int] = frozenset()  # empty for one that goes on beyond the model's end tokens
     stop_strings: tuple[str, ...] = ()
     prompt_logprobs: bool = False
     priority: int = 0  # a level is worth ten seconds of age

@@ -68,8 +68,8 @@ class Stream:
     __slots__ = ("_ended", "_full", "_left", "_limit", "_on_drained", "_on_full", "_on_leave", "_size", "_waiting",
                  "_wake", "cut", "request")
 
-    def __init__(self, request: Request, limit: int, on_full: Callable[["Stream"], None],
-                 on_drained: Callable[["Stream"], None], on_leave: Callable[["Stream"], None]) -> None:
+    def __init__(self, request: Request, limit: int, on_full: Callable[[], None],
+                 on_drained: Callable[[], None], on_leave: Callable[[], None]) -> None:
         self.request = request
         # What ends the connection at once. A reader that is stuck in a write does not come back for the event.
         self.cut: Callable[[], None] | None = None
@@ -96,7 +96,7 @@ class Stream:
             self._wake()
         if self._size > self._limit and not self._full and not self._ended:
             self._full = True
-            self._on_full(self)
+            self._on_full()
 
     def take(self) -> list[Event]:
         """All there are."""
@@ -104,7 +104,7 @@ class Stream:
         self._size = 0
         if self._full and not self._ended:  # after the end it is nobody's business
             self._full = False
-            self._on_drained(self)
+            self._on_drained()
         return taken
 
     def listen(self, wake: Callable[[], object]) -> None:
@@ -126,7 +126,7 @@ class Stream:
         self._left = True
         self._waiting.clear()
         if not self._ended:
-            self._on_leave(self)
+            self._on_leave()
 
     @property
     def size(self) -> int:

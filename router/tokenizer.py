@@ -27,7 +27,6 @@ class Tokenizer:
         self.special = frozenset(
             token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
         self.end_tokens = frozenset(end_tokens)
-        self.vocabulary_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encoding(self, text: str, *, add_special_tokens: bool = True, last: int | None = None) -> tokenizers.Encoding:
         """The tokens of a text, or the last so many. Other threads run meanwhile: only batches let go of the lock."""
@@ -52,33 +51,47 @@ class Tokenizer:
             text = self._texts[token] = self._tokenizer.decode([token], skip_special_tokens=False)
         return text
 
-    def detokenizer(self) -> "Detokenizer":
-        return Detokenizer(self._tokenizer.decode, self.special, self._widths, self._pairs)
+    def detokenizer(self, prompt: Sequence[int] = ()) -> "Detokenizer":
+        """For the tokens that come behind a prompt."""
+        tokenizer = self._tokenizer
+        made = Detokenizer(tokenizer.decode, tokenizer.id_to_token, self.special, self._widths, self._pairs)
+        made.begin(prompt)
+        return made
 
 
 class Detokenizer:
-    """Makes text of the tokens of one sequence as they come: whole characters only, special tokens skipped.
+    """Makes text of the tokens of one sequence as they come: whole characters only, special tokens skipped, and those
+    that the vocabulary does not have: a model's logits may be wider than it.
 
-    The pieces together are what decoding all tokens at once would give. A token may decode differently behind others
-    (a blank before a word, bytes that join to a character), so what is decoded is a window:
+    The pieces together are what decoding all tokens at once would give, behind those of the prompt. A token may decode
+    differently behind others (a blank before a word, bytes that join to a character), so what is decoded is a window:
 
         window:   [ tokens of the last piece | tokens held back ]
                     0            known          len(window)
         decoded:  [ seen                     | the next piece   ]
     """
 
-    __slots__ = ("_decode", "_known", "_pairs", "_seen", "_special", "_widths", "_window")
+    __slots__ = ("_decode", "_known", "_name", "_pairs", "_seen", "_special", "_widths", "_window")
 
-    def __init__(self, decode: Callable[[list[int]], str], special: frozenset[int], widths: dict[int, int],
-                 pairs: dict[tuple[int, int], str]) -> None:
-        """`widths` and `pairs` are what all sequences of a tokenizer remember together."""
+    def __init__(self, decode: Callable[[list[int]], str], name: Callable[[int], str | None], special: frozenset[int],
+                 widths: dict[int, int], pairs: dict[tuple[int, int], str]) -> None:
+        """`name` gives the vocabulary's entry for a token, None where there is none. `widths` and `pairs` are what all
+        sequences of a tokenizer remember together."""
         self._decode = decode
+        self._name = name
         self._special = special
         self._widths = widths
         self._pairs = pairs
         self._window: list[int] = []
         self._known = 0
         self._seen = 0  # characters
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Stand behind a prompt: with nothing before it the first word would lose its blank. Half a character at the
+        prompt's end is left alone: text that was told already cannot be completed."""
+        for token in prompt[-MAX_TOKENS_OF_A_CHARACTER:]:
+            self.step(token)
+        del self._window[self._known:]
 
     def step(self, token: int) -> str:
         """The text that this token completes; "" while a character is incomplete."""
@@ -87,21 +100,26 @@ class Detokenizer:
         window = self._window
         if self._known == len(window) == 1:
             return self._second(window[0], token)
-        window.append(token)
-        return self._complete(token)
+        return self._append(token)
 
     def _second(self, first: int, token: int) -> str:
         """The usual case: a token behind one that stands for itself, and often not for the first time."""
         piece = self._pairs.get((first, token))
         if piece is None:
-            self._window.append(token)
-            piece = self._complete(token)
+            piece = self._append(token)
             if piece and len(self._window) == 1 and len(self._pairs) < MAX_PAIRS:
                 self._pairs[first, token] = piece
         else:
             self._window[0] = token
             self._seen = self._width(token)
         return piece
+
+    def _append(self, token: int) -> str:
+        """An unknown token must not even stand in the window: with nothing before them words lose their blank."""
+        if self._name(token) is None:
+            return ""
+        self._window.append(token)
+        return self._complete(token)
 
     def _complete(self, token: int) -> str:
         window = self._window

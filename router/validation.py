@@ -42,6 +42,7 @@ class Wanted:
     typical_p: float | None = None
     do_sample: bool = False
     max_new_tokens: int | None = None
+    ignore_eos: bool = False  # to go on beyond the model's end tokens
     stop_strings: tuple[str, ...] = ()
     truncate: int | None = None
     watermark: bool = False
@@ -95,6 +96,8 @@ class Validator:
         self.tokenizer = tokenizer
         self._config = config
         self._facts = facts
+        # Those that the model can say: to shards others are no tokens.
+        self._end_tokens = frozenset(token for token in tokenizer.end_tokens if token < facts.vocabulary_size)
         self._threads = ThreadPoolExecutor(config.validation_workers, thread_name_prefix="tokenizer")
         self._num_waiting = 0
 
@@ -140,7 +143,7 @@ class Validator:
         return SamplingParams(
             temperature=temperature if wanted.samples else 0.0,
             repetition_penalty=repetition_penalty if repetition_penalty != 1 else 0.0,
-            frequency_penalty=between("frequency_penalty", wanted.frequency_penalty, -2.0, 2.0),
+            relative_frequency_penalty=between("frequency_penalty", wanted.frequency_penalty, -2.0, 2.0),
             top_p=fraction("top_p", wanted.top_p),
             typical_p=fraction("typical_p", wanted.typical_p),
             top_k=self._top_k(wanted.top_k),
@@ -213,7 +216,7 @@ class Validator:
             max_new_tokens=left if wanted.max_new_tokens is None else min(wanted.max_new_tokens, left),
             key=0 if seed is None else draw_key(seed, 0 if wanted.seed is None else index),
             sampling=sampling,
-            end_tokens=self.tokenizer.end_tokens,
+            end_tokens=frozenset() if wanted.ignore_eos else self._end_tokens,
             stop_strings=wanted.stop_strings,
             prompt_logprobs=wanted.prompt_logprobs,
         )

@@ -4,10 +4,10 @@ Rows become columns here and nowhere else. What a shard says is not believed: an
 misses one, counts wrongly or holds a token outside the vocabulary is a `Defect`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import fields
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from router.config import RouterConfig
 from router.messages import (
@@ -26,7 +26,7 @@ from router.messages import (
     Prefill,
     PromptLogprobs,
 )
-from router.request import SamplingParams
+from router.request import Request, SamplingParams
 from shard.pb import shard_pb2 as pb
 
 FAILURES = {
@@ -82,16 +82,24 @@ def _sequences(newcomers: tuple[Newcomer, ...]) -> pb.Sequences | None:
         num_blocks=[len(n.blocks) for n in newcomers],
         blocks=chain.from_iterable(n.blocks for n in newcomers),
         keys=[request.key for request in requests],
-        sampling=_sampling([request.sampling for request in requests]),
+        sampling=_sampling(requests),
         prompt_logprobs=_column([request.prompt_logprobs for request in requests], False),
         adapters=_column([request.adapter.id if request.adapter else 0 for request in requests], 0),
         grammars=_column([request.grammar.id if request.grammar else 0 for request in requests], 0),
     )
 
 
-def _sampling(params: list[SamplingParams]) -> pb.Sampling:
-    columns = {name: _column([getattr(p, name) for p in params], default) for name, default in SAMPLING.items()}
+def _sampling(requests: list[Request]) -> pb.Sampling:
+    """A field that holds a tuple is a ragged column. End tokens go with those who may not choose them at first."""
+    columns = _ragged("end_tokens", [sorted(r.end_tokens) if r.sampling.min_tokens else [] for r in requests])
+    for name, default in SAMPLING.items():
+        values = [getattr(request.sampling, name) for request in requests]
+        columns |= _ragged(name, values) if isinstance(default, tuple) else {name: _column(values, default)}
     return pb.Sampling(**columns)
+
+
+def _ragged(name: str, rows: Collection[Collection[T]]) -> dict[str, list[Any]]:
+    return {f"num_{name}": _column([len(row) for row in rows], 0), name: [*chain.from_iterable(rows)]}
 
 
 def _column(values: list[T], default: T) -> list[T]:
@@ -138,7 +146,7 @@ def facts(infos: list[pb.InfoAnswer]) -> ModelFacts:
         model=first.model, device=first.device, dtype=first.dtype, vocabulary_size=first.vocabulary_size,
         max_positions=first.max_positions, block_size=warm.block_size,
         num_blocks=min(info.warmup.num_blocks for info in infos), tokens_per_step=max(1, first.tokens_per_step),
-        mixed_steps=first.mixed_steps, world_size=first.world_size,
+        mixed_steps=first.mixed_steps, world_size=first.world_size, exact=all(info.exact for info in infos),
         measurements=tuple(Measurement(*row) for row in zip(
             warm.rows, warm.chunk_tokens, warm.context, warm.seconds, strict=True)))
 

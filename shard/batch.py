@@ -27,8 +27,8 @@ class Ledger:
         self.max_chunk_tokens = 0
         self.max_decodes = 0
 
-    def warmup(self, request: pb.WarmupRequest, num_blocks: int) -> None:
-        """Size cache and steps, once; `num_blocks` is the most that fit."""
+    def check_warmup(self, request: pb.WarmupRequest) -> None:
+        """Limits must make sense, and come once."""
         size, most = request.block_size, request.max_cache_tokens
         if not size or size % 16:
             raise Malformed(f"block_size must be a multiple of 16, got {size}")
@@ -41,6 +41,11 @@ class Ledger:
             raise Malformed(f"max_cache_tokens must be at least one block of {size}, got {most}")
         if self.blocks.count:
             raise Refused("warm-up was done before")
+
+    def warmup(self, request: pb.WarmupRequest, num_blocks: int) -> None:
+        """Size cache and steps; `num_blocks` is the most that fit."""
+        self.check_warmup(request)
+        size, most = request.block_size, request.max_cache_tokens
         self.blocks = Blocks(size, min(num_blocks, most // size) if most else num_blocks)
         self.max_chunk_tokens, self.max_decodes = request.max_prefill_tokens, request.max_batch_size
 
@@ -49,9 +54,12 @@ class Ledger:
         self.batches.clear()
         self.sequences.clear()
 
-    def load(self, request: pb.LoadRequest) -> None:
+    def check_load(self, request: pb.LoadRequest) -> None:
         if request.kind not in self.loaded or not request.id:
             raise Malformed("a Load names a kind and an id other than 0")
+
+    def load(self, request: pb.LoadRequest) -> None:
+        self.check_load(request)
         self.loaded[request.kind].add(request.id)
 
     def unload(self, request: pb.UnloadRequest) -> None:

@@ -10,8 +10,15 @@ from typing import Any
 from shard.faults import Faults
 
 
-def setting(default: Any, help_text: str, *, low: float | None = None) -> Any:
-    return field(default=default, metadata={"help": help_text, "low": low, "high": None, "choices": ()})
+def setting(default: Any, help_text: str, *, low: float | None = None, high: float | None = None,
+            choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": help_text, "low": low, "high": high, "choices": choices})
+
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+ATTENTIONS = ("auto", "reference", "cpu")
+DIST_BACKENDS = ("auto", "gloo", "nccl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,26 @@ class ShardConfig:
     ready_fd: int = setting(-1, "Descriptor that gets the line `ready` once the shard listens; -1: none.")
     parent_fd: int = setting(-1, "Descriptor whose end-of-file says that the parent is gone; -1: none.")
     step_log: str = setting("", "File that gets begin and end of every step, for benchmarks; empty: none.")
+    model: str = setting("", "Folder of the model; empty: a simulated one.")
+    memory: str = setting("", "File that remembers what was found out about this machine; empty: none.")
+    meeting_point: str = setting("", "File, new for every start of the shards, at which several of them meet.")
+    dtype: str = setting(
+        "auto", "Number type of weights and arithmetic. auto: on CUDA as in the checkpoint; on CPU float32 for a "
+        "float32 checkpoint, else the faster one of bfloat16 and float32, found by a short measurement.",
+        choices=DTYPES)
+    device: str = setting("auto", "Where the model runs. auto: on GPUs if there are any.", choices=DEVICES)
+    threads: int = setting(
+        0, "Threads that each shard computes with on CPU. 0: the cores shared by the shards, less one for the router "
+        "on machines with more than four.", low=0)
+    attention: str = setting(
+        "auto", "Implementation of attention. auto: cpu on CPU, reference (plain, slower) on CUDA.", choices=ATTENTIONS)
+    dist_backend: str = setting(
+        "auto", "How shards exchange partial results. auto: nccl if every shard has a GPU of its own, gloo otherwise.",
+        choices=DIST_BACKENDS)
+    memory_fraction: float | None = setting(
+        None, "Share of the memory for the cache. On CUDA of the whole GPU, weights and work space included, by "
+        "default 0.9; on CPU of what is available once the model is loaded, for all shards together, by default 0.5.",
+        low=0.01, high=1)
     simulated: SimulatedConfig = field(default_factory=SimulatedConfig)
 
     def __post_init__(self) -> None:
@@ -66,6 +93,12 @@ class ShardConfig:
 
 def check_bounds(config: Any) -> None:
     for item in fields(config):
-        value, low = getattr(config, item.name), item.metadata.get("low")
-        if low is not None and not value >= low:
-            raise ValueError(f"{item.name} must be at least {low}, got {value}")
+        value, rules = getattr(config, item.name), item.metadata
+        if value is None or not rules:
+            continue
+        if rules["choices"] and value not in rules["choices"]:
+            raise ValueError(f"{item.name} must be one of {', '.join(rules['choices'])}, got {value}")
+        if rules["low"] is not None and not value >= rules["low"]:
+            raise ValueError(f"{item.name} must be at least {rules['low']}, got {value}")
+        if rules["high"] is not None and not value <= rules["high"]:
+            raise ValueError(f"{item.name} must be at most {rules['high']}, got {value}")

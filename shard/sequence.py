@@ -4,14 +4,15 @@ Everything that can be said of newcomers without looking at what the shard holds
 batches or steps.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from math import isfinite
 from typing import Any, TypeVar
 
 from shard.errors import Malformed
 from shard.pb import shard_pb2 as pb
+from shard.seen import Seen
 
 Value = TypeVar("Value")
 
@@ -35,10 +36,28 @@ class Sampling:
     top_p: float = 0.0
     typical_p: float = 0.0
     repetition_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    relative_frequency_penalty: float = 0.0
     watermark: bool = False
     top_n_tokens: int = 0
     raw_logprobs: bool = False
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    min_tokens: int = 0
+    end_tokens: tuple[int, ...] = ()
+    allowed_tokens: tuple[int, ...] = ()
+    banned_tokens: tuple[int, ...] = ()
+    biased_tokens: tuple[int, ...] = ()
+    biases: tuple[float, ...] = ()
+
+    @property
+    def tokens(self) -> Iterator[int]:
+        """All that are named."""
+        return chain(self.end_tokens, self.allowed_tokens, self.banned_tokens, self.biased_tokens)
+
+
+PLAIN = Sampling()
+SIGNED = {"relative_frequency_penalty", "frequency_penalty", "presence_penalty", "biases"}
 
 
 @dataclass(slots=True)
@@ -57,6 +76,7 @@ class Sequence:
     grammar: int
     failure: pb.Failure | None = None  # once it failed it yields nothing any more
     memory: Any = field(default=None, compare=False, repr=False)  # what the worker keeps with it
+    seen: dict[int, Seen] = field(default_factory=dict, compare=False, repr=False)  # by the index it counts from
 
     @property
     def ready(self) -> bool:
@@ -105,13 +125,24 @@ def read_sequences(message: pb.Sequences, limits: Limits, block_size: int, num_b
 
 
 def read_sampling(message: pb.Sampling, num_rows: int) -> list[Sampling]:
-    plain = Sampling()
-    columns = {name: column(getattr(message, name), num_rows, getattr(plain, name), name)
-               for name in Sampling.__dataclass_fields__}
-    for name, entries in columns.items():
-        if not all(map(isfinite, entries)) or (name != "frequency_penalty" and min(entries, default=0) < 0):
-            raise Malformed(f"{name} has an entry that is negative or not a number")
-    return [Sampling(*row) for row in zip(*columns.values(), strict=True)]
+    names = Sampling.__dataclass_fields__
+    samplings = [Sampling(*row) for row in zip(*(_entries(message, name, num_rows) for name in names), strict=True)]
+    for sampling in samplings:
+        if len(sampling.biases) != len(sampling.biased_tokens):
+            raise Malformed(f"{len(sampling.biases)} biases for {len(sampling.biased_tokens)} biased_tokens")
+        distinct(sampling.biased_tokens, "biased_tokens")
+    return samplings
+
+
+def _entries(message: pb.Sampling, name: str, num_rows: int) -> list[Any]:
+    """A column of numbers, or of lists if that is what the field holds."""
+    values, default = getattr(message, name), getattr(PLAIN, name)
+    if not all(map(isfinite, values)) or (name not in SIGNED and min(values, default=0) < 0):
+        raise Malformed(f"{name} has an entry that is negative or not a number")
+    if not isinstance(default, tuple):
+        return column(values, num_rows, default, name)
+    counts = column(getattr(message, f"num_{name}"), num_rows, 0, f"num_{name}")
+    return list(map(tuple, ragged(values, counts, name)))
 
 
 def _check(sequence: Sequence, limits: Limits, block_size: int, num_blocks: int) -> None:
@@ -120,6 +151,7 @@ def _check(sequence: Sequence, limits: Limits, block_size: int, num_blocks: int)
         "has no tokens": not length,
         f"has {length} tokens, the model holds {limits.max_positions}": length > limits.max_positions,
         "has a token outside the vocabulary": max(sequence.tokens, default=0) >= limits.vocabulary_size,
+        "names a token outside the vocabulary": max(sequence.sampling.tokens, default=0) >= limits.vocabulary_size,
         "has a prompt of no tokens or of more than it has": not 0 < sequence.num_prompt_tokens <= length,
         "is cached to its last token or beyond": sequence.num_cached >= length,
         "is cached to the middle of a block": sequence.num_cached % block_size != 0,

@@ -1,17 +1,20 @@
 """One shard as a process: a worker behind gRPC on a unix socket, for as long as somebody needs it.
 
-Ends on SIGTERM or SIGINT, some seconds after its parent is gone, and some time after the router that watched its health
-is gone. Knows nothing of what the worker does.
+It listens once the model is loaded. Ends on SIGTERM or SIGINT, some seconds after its parent is gone, and some time
+after the router that watched its health is gone. Knows nothing of what the worker does.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib import import_module
 from threading import Timer
 from typing import Any
 
@@ -20,12 +23,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shard.config import ShardConfig
 from shard.pb import shard_pb2_grpc
-from shard.service import ShardService
+from shard.service import ShardService, Worker, on_time
 from shard.simulated import SimulatedWorker
 from shard.steplog import timing
 
+MODEL_WORKER = "shard.worker:ModelWorker"  # imported when a model is served: it loads torch
 MAX_MESSAGE_BYTES = 64 * 2**20
 OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES))
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SERVICES = ("", "weft.shard.Shard")
 SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 UNKNOWN = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
@@ -87,22 +92,73 @@ async def listening(socket: str, service: ShardService, presence: Presence) -> A
         await service.silence()
 
 
-async def serve(config: ShardConfig) -> None:
-    stop, worker = asyncio.Event(), SimulatedWorker(config)
+async def serve(config: ShardConfig) -> int:
+    """The exit code."""
+    stop, compute = asyncio.Event(), ThreadPoolExecutor(1, "compute")
+    watch_parent(config.parent_fd, PARENT_GRACE, stop.set)
+    try:
+        worker = await load(config, compute, stop)
+    except (ValueError, OSError) as error:
+        fail(config.ready_fd, str(error))
+        return 1
+    await keep(config, worker, compute, stop)
+    return 0
+
+
+async def keep(config: ShardConfig, worker: Worker, compute: ThreadPoolExecutor, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set."""
+    lateness = worker.lateness if isinstance(worker, SimulatedWorker) else on_time
     with timing(config.step_log) as run_step:
-        service = ShardService(worker, config.gap_timeout, worker.lateness, run_step)
+        service = ShardService(worker, config.gap_timeout, lateness, run_step, compute)
         async with listening(config.socket, service, Presence(config.router_grace, stop.set)):
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
-            watch_parent(config.parent_fd, PARENT_GRACE, stop.set)
-            announce(config.ready_fd)
+            calm_collector()
+            tell(config.ready_fd, "ready")
             await stop.wait()
             end_within(STOP_LIMIT)
 
 
-def announce(descriptor: int) -> None:
+async def load(config: ShardConfig, compute: ThreadPoolExecutor, stop: asyncio.Event) -> Worker:
+    """In the thread that will compute, so that all that belongs to a thread is there once. Nothing can interrupt it:
+    a signal ends the process as if it had no handler, and so does the wish to stop."""
+    loading = asyncio.get_running_loop().run_in_executor(compute, make_worker, config)
+    stopping = asyncio.create_task(stop.wait())
+    either: list[asyncio.Future[Any]] = [loading, stopping]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if stop.is_set():
+        os._exit(1)
+    stopping.cancel()
+    return await loading
+
+
+def make_worker(config: ShardConfig) -> Worker:
+    if not config.model:
+        return SimulatedWorker(config)
+    module, _, name = MODEL_WORKER.partition(":")
+    worker: Worker = getattr(import_module(module), name)(config)
+    return worker
+
+
+def calm_collector() -> None:
+    """What is there now stays for good and need not be looked through again."""
+    gc.collect()
+    gc.freeze()
+
+
+def fail(descriptor: int, why: str) -> None:
+    """Say once why there will be no shard: to the parent, or else to whoever reads stderr."""
+    line = " ".join(why.split())
     if descriptor >= 0:
-        os.write(descriptor, b"ready\n")
+        tell(descriptor, f"failed {line}")
+    else:
+        sys.stderr.write(f"weft: {line}\n")
+
+
+def tell(descriptor: int, line: str) -> None:
+    """The only line that the parent gets."""
+    if descriptor >= 0:
+        os.write(descriptor, f"{line}\n".encode())
         os.close(descriptor)
 
 
@@ -127,8 +183,10 @@ def end_within(seconds: float) -> None:
 
 
 def main() -> None:
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-    asyncio.run(serve(ShardConfig.from_json(sys.argv[1])))
+    config = ShardConfig.from_json(sys.argv[1])
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s shard {config.rank} %(levelname)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to stop in order
+    raise SystemExit(asyncio.run(serve(config)))
 
 
 if __name__ == "__main__":

@@ -58,14 +58,15 @@ def on_time(_epoch: int, _order: int) -> float:
 
 class ShardService(shard_pb2_grpc.ShardServicer):
     def __init__(self, worker: Worker, gap_timeout: float, lateness: Callable[[int, int], float] = on_time,
-                 run_step: RunStep = untimed) -> None:
+                 run_step: RunStep = untimed, compute: ThreadPoolExecutor | None = None) -> None:
         """`lateness` says by how many seconds the answer to a step, given by epoch and order, is kept back. `run_step`
-        calls the verb with the request, in the compute thread."""
+        calls the verb with the request, in the compute thread: that of `compute`, where the worker was made if it needs
+        to be where it computes. It is the service's from now on."""
         self.worker = worker
         self.calls: Counter[str] = Counter()
         self._lateness = lateness
         self._run_step = run_step
-        self._compute = ThreadPoolExecutor(1, "compute")
+        self._compute = compute or ThreadPoolExecutor(1, "compute")
         self._orders = Orders(self._compute, gap_timeout)
         self._loading = ThreadPoolExecutor(1, "loading")
         self._calling: set[asyncio.Task[Any]] = set()

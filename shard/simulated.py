@@ -8,10 +8,10 @@ nothing of the wire: it takes messages and returns answers, and sleeps only thro
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain, repeat
 from threading import TIMEOUT_MAX, Event
 from time import monotonic
 
+from shard.answer import PromptPart, Said, write_prompts, write_rows
 from shard.batch import Chunk, Ledger, Refused, Step
 from shard.config import ShardConfig
 from shard.faults import Fault, Faults
@@ -22,8 +22,6 @@ from shard.tale import BLANK, NUM_TOKENS, Cache, MixUp, Tale, Trace
 NOBODY = 2**63 + 1  # a sequence that no router ever named
 ADAPTER_BYTES = 2**20
 FOREVER = TIMEOUT_MAX
-
-Said = tuple[list[int], list[float]]  # tokens and their logprobs
 
 
 class StepError(Exception):
@@ -151,7 +149,7 @@ class SimulatedWorker:
         failures = self._failures(sequences, faults)
         prompts = self._prompt_logprobs([chunk for chunk in step.chunks if chunk.sequence.id not in failures])
         said = {sequence.id: self._speak(sequence) for sequence in step.yielding}
-        self.ledger.finish(step, {i: tokens for i, (tokens, _) in said.items()}, failures)
+        self.ledger.finish(step, {i: word.tokens for i, word in said.items()}, failures)
         self._use_cache(sequences)
         if self._rank == 0:
             write_rows(answer, step, said)
@@ -186,16 +184,17 @@ class SimulatedWorker:
     def _speak(self, sequence: Sequence) -> Said:
         tale: Tale = sequence.memory.tale
         index = len(sequence.tokens) - sequence.num_prompt_tokens
-        return tale.say(index, self.ledger.room(sequence) if sequence.ready else 1)
+        tokens, logprobs = tale.say(index, self.ledger.room(sequence) if sequence.ready else 1)
+        return with_neighbours(tokens, logprobs, min(sequence.sampling.top_n_tokens, NUM_TOKENS))
 
     def _failures(self, sequences: list[Sequence], faults: dict[str, str]) -> dict[int, pb.Failure]:
         if "fail_sequence" not in faults or not sequences:
             return {}
         return {sequences[int(faults["fail_sequence"]) % len(sequences)].id: pb.NON_FINITE}
 
-    def _prompt_logprobs(self, chunks: list[Chunk]) -> dict[int, tuple[int, list[float]]]:
-        """Per sequence that asked: the index of the first token, and the values."""
-        return {chunk.sequence.id: (chunk.start + 1, chunk.sequence.memory.trace.prompt_logprobs(
+    def _prompt_logprobs(self, chunks: list[Chunk]) -> dict[int, PromptPart]:
+        """For the sequences that asked."""
+        return {chunk.sequence.id: PromptPart(chunk.start + 1, chunk.sequence.memory.trace.prompt_logprobs(
             chunk.sequence, chunk.end)) for chunk in chunks if chunk.sequence.prompt_logprobs}
 
     def _use_cache(self, sequences: list[Sequence]) -> None:
@@ -217,39 +216,12 @@ class SimulatedWorker:
                 + model.seconds_per_place * context)
 
 
-def write_rows(answer: pb.StepAnswer, step: Step, said: dict[int, Said]) -> None:
-    rows = [sequence for sequence in step.yielding if sequence.failure is None]
-    tokens = [said[sequence.id][0] for sequence in rows]
-    counts = list(map(len, tokens))
-    answer.sequences.extend([sequence.id for sequence in rows])
-    if max(counts, default=1) > 1:
-        answer.num_tokens.extend(counts)
-    answer.tokens.extend(chain.from_iterable(tokens))
-    answer.logprobs.extend(chain.from_iterable([said[sequence.id][1] for sequence in rows]))
-    wanted = [sequence.sampling.top_n_tokens for sequence in rows]
-    if any(wanted):
-        write_top_tokens(answer, list(chain.from_iterable(map(repeat, wanted, counts))))
-    failed = step.failed + [sequence for sequence in step.sequences if sequence.failure is not None]
-    answer.failed.extend([sequence.id for sequence in failed])
-    answer.failures.extend([sequence.failure or pb.FAILURE_UNSPECIFIED for sequence in failed])
-
-
-def write_top_tokens(answer: pb.StepAnswer, counts: list[int]) -> None:
+def with_neighbours(tokens: list[int], logprobs: list[float], count: int) -> Said:
     """The chosen token is always the best, its neighbours follow, each a little less likely."""
-    for token, logprob, wanted in zip(answer.tokens, answer.logprobs, counts, strict=True):
-        count = min(wanted, NUM_TOKENS)
-        answer.num_top_tokens.append(count)
-        answer.top_tokens.extend([(token + i) % NUM_TOKENS for i in range(count)])
-        answer.top_logprobs.extend([logprob - i / 4 for i in range(count)])
-
-
-def write_prompts(answer: pb.StepAnswer, prompts: dict[int, tuple[int, list[float]]]) -> None:
-    for sequence, (start, logprobs) in prompts.items():
-        if logprobs:
-            answer.prompt_sequences.append(sequence)
-            answer.prompt_starts.append(start)
-            answer.num_prompt_logprobs.append(len(logprobs))
-            answer.prompt_logprobs.extend(logprobs)
+    if not count:
+        return Said(tokens, logprobs)
+    return Said(tokens, logprobs, [[(token + i) % NUM_TOKENS for i in range(count)] for token in tokens],
+                [[logprob - i / 4 for i in range(count)] for logprob in logprobs])
 
 
 def spoil(answer: pb.StepAnswer, wrong: str, vocabulary_size: int) -> None:

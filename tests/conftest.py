@@ -1,6 +1,6 @@
 """What holds for every test: nothing is left behind, nothing blocks an event loop, nothing is random unless asked.
 
-    pytest           all tests but the long ones and those with official clients
+    pytest           all tests but the long ones, those with official clients and those on a GPU
     pytest -m long   the long ones, with new schedules every time
 """
 
@@ -37,7 +37,7 @@ BLOCKING = (  # what waits, and when it does not
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.option.markexpr = config.option.markexpr or "not long and not clients"
+    config.option.markexpr = config.option.markexpr or "not long and not clients and not gpu"
     # The other method raises from a signal handler, which uvloop swallows: a test that hangs would hang for ever.
     config.option.timeout_method = "thread"
     # Fixed examples, so that a red test is the fault of the change at hand; `-m long` looks for new ones.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 
 import grpc
 import pytest
+from checkpoints import tiny_checkpoint
 
 from shard.pb import shard_pb2 as pb
 from shard.simulated import SimulatedWorker
+from shard.worker import ModelWorker
 from tests.shard.messages import (
     WARMUP,
     Row,
@@ -30,14 +33,28 @@ from tests.shard.peer import Peer, code_of
 from tests.shard.peer import play as play_with
 
 Code = grpc.StatusCode
-WORKERS = {"simulated": SimulatedWorker}
+WORKERS = {
+    "simulated": lambda _, config: SimulatedWorker(config),
+    "model": lambda model, config: ModelWorker(replace(config, model=str(model), threads=1)),
+}
 PROMPT = list(b"weave me something nice")
 SHORT = list(b"abc")
 
 
-@pytest.fixture(params=WORKERS.values(), ids=list(WORKERS))
-def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
-    return partial(play_with, request.param, tmp_path)
+@pytest.fixture(params=WORKERS)
+def play(request: pytest.FixtureRequest, tmp_path: Path, model: Path) -> Callable[..., None]:
+    return partial(play_with, partial(WORKERS[request.param], model), tmp_path)
+
+
+@pytest.fixture
+def play_simulated(tmp_path: Path) -> Callable[..., None]:
+    """For what no worker with a real model can do, or can do yet."""
+    return partial(play_with, SimulatedWorker, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", max_position_embeddings=256)
 
 
 class TestContract:
@@ -212,7 +229,7 @@ class TestContract:
 
     # -- adapters and grammars
 
-    def test_a_sequence_may_name_what_was_loaded_until_it_is_unloaded(self, play: Any) -> None:
+    def test_a_sequence_may_name_what_was_loaded_until_it_is_unloaded(self, play_simulated: Any) -> None:
         async def story(shard: Peer) -> None:
             adapter = {"epoch": 1, "kind": pb.KIND_ADAPTER, "id": 5}
             await shard.stub.Load(pb.LoadRequest(source="somewhere", **adapter))
@@ -220,15 +237,15 @@ class TestContract:
             await shard.send(filtered(1))
             await shard.stub.Unload(pb.UnloadRequest(**adapter))
             assert await shard.code(prefill(1, Row(7, SHORT, [0], adapter=5))) == Code.FAILED_PRECONDITION
-        play(story)
+        play_simulated(story)
 
-    def test_reset_keeps_what_is_loaded(self, play: Any) -> None:
+    def test_reset_keeps_what_is_loaded(self, play_simulated: Any) -> None:
         async def story(shard: Peer) -> None:
             await shard.stub.Load(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER, id=5))
             await shard.reset()
             assert list((await shard.stub.Info(pb.InfoRequest())).loaded_adapters) == [5]
             assert await shard.code(prefill(1, Row(7, SHORT, [0], adapter=5))) == Code.OK
-        play(story)
+        play_simulated(story)
 
     def test_it_never_ends_an_epoch(self, play: Any) -> None:
         async def story(shard: Peer) -> None:
@@ -470,7 +487,7 @@ class TestContract:
         play(story, ranks=2)
 
     @pytest.mark.parametrize("lost", range(8))
-    def test_ranks_agree_up_to_a_missing_message_and_after_a_reset(self, play: Any, lost: int) -> None:
+    def test_ranks_agree_up_to_a_missing_message_and_after_a_reset(self, play_simulated: Any, lost: int) -> None:
         async def story(one: Peer, other: Peer) -> None:
             await self.send_all(one, list(range(lost)))
             before = one.state()
@@ -480,11 +497,12 @@ class TestContract:
             await asyncio.gather(one.reset(), other.reset())
             await asyncio.gather(*[self.send_all(rank, list(range(9))) for rank in (one, other)])
             assert one.state() == other.state()
-        play(story, ranks=2, gap_timeout=0.05)
+        play_simulated(story, ranks=2, gap_timeout=0.05)
 
     def test_only_rank_0_answers_with_tokens(self, play: Any) -> None:
         async def story(one: Peer, other: Peer) -> None:
-            first, second = [await rank.send(prefill(1, Row(7, SHORT, [0], top=2))) for rank in (one, other)]
+            calls = [rank.send(prefill(1, Row(7, SHORT, [0], top=2))) for rank in (one, other)]
+            first, second = await asyncio.gather(*calls)
             assert list(first.sequences) == [7]
             assert (second.epoch, second.order) == (1, 1)
             assert not any([second.sequences, second.tokens, second.top_tokens, second.failed])

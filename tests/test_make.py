@@ -1,17 +1,27 @@
 """The set-up that `make` does by itself: with a Python and a pip that only pretend, in a path with blanks."""
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
+from collections.abc import Callable, Iterator
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 OLD = """case "$*" in *version_info*) exit 1;; --version) echo "Python 3.9.2";; esac"""
 WITHOUT_VENV = """case "$*" in *ensurepip*) exit 1;; *print*) echo python3.11-venv;; esac"""
 GOOD = """case "$*" in "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; echo made >> log;;
 *"pip install"*) echo "$*" >> log; [ ! -e no-network ];; esac"""
+
+LOGGED = """case "$*" in *"import sys, torch"*) [ ! -e no-gpu ]; exit;; *install*) mkdir .gpu-site;; esac
+echo "$*" >> log"""
+WITH_MACHINE = {"torch", "transformers", "numpy", "safetensors", "tokenizers"}  # the last three come with transformers
+FOR_TESTS = {"hypothesis", "pytest", "pytest-timeout"}
 
 
 class Checkout:
@@ -106,3 +116,55 @@ def test_new_requirements_are_installed(checkout: Checkout) -> None:
     constraints = checkout.folder / "constraints.txt"
     os.utime(constraints, (later, later))
     assert checkout.make("-q", ".venv/ready").returncode == 1
+
+
+@pytest.fixture
+def machine(checkout: Checkout) -> Checkout:
+    """With a GPU, and the wheels that it lacks."""
+    checkout.python(LOGGED)
+    (checkout.folder / ".gpu-wheels").mkdir()
+    (checkout.folder / ".gpu-wheels/one.whl").touch()
+    return checkout
+
+
+def test_the_gpu_is_checked_with_wheels_that_were_there_before(machine: Checkout) -> None:
+    assert machine.make("gpu-check").returncode == 0
+    install, tests, steps = machine.log()
+    assert install.endswith("--no-index --no-deps --target .gpu-site .gpu-wheels/one.whl")
+    assert tests.endswith("-m gpu tests/gpu")
+    assert "-m benchmarks.step --shape llama-3.1-8b --device cuda" in steps
+
+
+@pytest.mark.parametrize(("change", "line"), [
+    (lambda folder: (folder / "no-gpu").touch(), "weft: ./my python has no torch that sees a GPU; name one that has"),
+    (lambda folder: shutil.rmtree(folder / ".gpu-wheels"), "weft: there are no wheels; call make gpu-wheels first"),
+])
+def test_a_machine_that_cannot_check_a_gpu_is_one_line(
+        machine: Checkout, change: Callable[[Path], None], line: str) -> None:
+    change(machine.folder)
+    made = machine.make("gpu-check")
+    assert made.returncode != 0
+    assert made.stderr.startswith(line)
+    assert machine.log() == []
+
+
+def words(variable: str) -> set[str]:
+    return set(re.search(rf"^{variable} := (.*?[^\\])\n", (ROOT / "Makefile").read_text(), re.DOTALL | re.MULTILINE)
+               .group(1).replace("\\", " ").split())
+
+
+def needed_by(name: str) -> Iterator[str]:
+    for requirement in map(Requirement, requires(name) or []):
+        if requirement.marker is None or requirement.marker.evaluate({"python_version": "3.12", "extra": ""}):
+            yield requirement.name
+
+
+def test_the_wheels_for_a_gpu_are_all_that_it_takes() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names, found = [Requirement(line).name for line in project["dependencies"]] + list(FOR_TESTS), set()
+    while names:
+        name = names.pop().lower().replace("_", "-")
+        if name not in found | WITH_MACHINE:
+            found.add(name)
+            names += needed_by(name)
+    assert words("GPU_PACKAGES") == found

@@ -13,10 +13,11 @@ from router.http.tgi import Engine, Tgi
 from router.validation import Validator
 
 
-def create_app(engine: Engine, validator: Validator, config: RouterConfig) -> web.Application:
+def create_app(engine: Engine, validator: Validator, config: RouterConfig, model: str = "") -> web.Application:
+    """`model` is the name that clients see; by default what the shards call it."""
     # aiohttp refuses bodies that reach its limit, ours may be reached.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[tell_errors])
-    app.add_routes(Tgi(engine, validator, config).routes())
+    app.add_routes(Tgi(engine, validator, config, model or engine.facts.model).routes())
     return app
 
 

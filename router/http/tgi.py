@@ -108,10 +108,11 @@ class Generate(Foreign):
 
 
 class Tgi:
-    def __init__(self, engine: Engine, validator: Validator, config: RouterConfig) -> None:
+    def __init__(self, engine: Engine, validator: Validator, config: RouterConfig, model: str) -> None:
         self._engine = engine
         self._validator = validator
         self._config = config
+        self._model = model
         self._version = version("weft")
         self._outbox = Outbox()
 
@@ -152,11 +153,13 @@ class Tgi:
     async def info(self, _: web.Request) -> web.Response:
         facts, config, limits = self._engine.facts, self._config, self._validator.limits
         return web.Response(content_type="application/json", body=json.dumps({
-            "model_id": facts.model,
+            "model_id": self._model,
             "model_sha": None,
             "model_pipeline_tag": None,
             "model_dtype": facts.dtype,
             "model_device_type": facts.device,
+            "num_shard": facts.world_size,
+            "exact": facts.exact,
             "max_concurrent_requests": config.max_concurrent_requests,
             "max_best_of": config.max_best_of,
             "max_stop_sequences": config.max_stop_sequences,
@@ -207,6 +210,7 @@ class Tgi:
         return {
             "x-compute-type": f"{facts.world_size}-{facts.device}",
             "x-compute-characters": str(len(asked.inputs)),
+            "x-weft-exact": str(int(facts.exact)),
         }
 
 

@@ -56,26 +56,54 @@ class Sequences(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., num_cached: _Optional[_Iterable[int]] = ..., num_blocks: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[bool]] = ..., adapters: _Optional[_Iterable[int]] = ..., grammars: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty", "watermark", "top_n_tokens", "raw_logprobs")
+    __slots__ = ("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "relative_frequency_penalty", "watermark", "top_n_tokens", "raw_logprobs", "min_p", "frequency_penalty", "presence_penalty", "min_tokens", "num_end_tokens", "end_tokens", "num_allowed_tokens", "allowed_tokens", "num_banned_tokens", "banned_tokens", "num_biased_tokens", "biased_tokens", "num_biases", "biases")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     TYPICAL_P_FIELD_NUMBER: _ClassVar[int]
     REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
-    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    RELATIVE_FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
     WATERMARK_FIELD_NUMBER: _ClassVar[int]
     TOP_N_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RAW_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_END_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    END_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ALLOWED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BANNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BANNED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BIASED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BIASED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BIASES_FIELD_NUMBER: _ClassVar[int]
+    BIASES_FIELD_NUMBER: _ClassVar[int]
     temperature: _containers.RepeatedScalarFieldContainer[float]
     top_k: _containers.RepeatedScalarFieldContainer[int]
     top_p: _containers.RepeatedScalarFieldContainer[float]
     typical_p: _containers.RepeatedScalarFieldContainer[float]
     repetition_penalty: _containers.RepeatedScalarFieldContainer[float]
-    frequency_penalty: _containers.RepeatedScalarFieldContainer[float]
+    relative_frequency_penalty: _containers.RepeatedScalarFieldContainer[float]
     watermark: _containers.RepeatedScalarFieldContainer[bool]
     top_n_tokens: _containers.RepeatedScalarFieldContainer[int]
     raw_logprobs: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, temperature: _Optional[_Iterable[float]] = ..., top_k: _Optional[_Iterable[int]] = ..., top_p: _Optional[_Iterable[float]] = ..., typical_p: _Optional[_Iterable[float]] = ..., repetition_penalty: _Optional[_Iterable[float]] = ..., frequency_penalty: _Optional[_Iterable[float]] = ..., watermark: _Optional[_Iterable[bool]] = ..., top_n_tokens: _Optional[_Iterable[int]] = ..., raw_logprobs: _Optional[_Iterable[bool]] = ...) -> None: ...
+    min_p: _containers.RepeatedScalarFieldContainer[float]
+    frequency_penalty: _containers.RepeatedScalarFieldContainer[float]
+    presence_penalty: _containers.RepeatedScalarFieldContainer[float]
+    min_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_end_tokens: _containers.RepeatedScalarFieldContainer[int]
+    end_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_allowed_tokens: _containers.RepeatedScalarFieldContainer[int]
+    allowed_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_banned_tokens: _containers.RepeatedScalarFieldContainer[int]
+    banned_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_biased_tokens: _containers.RepeatedScalarFieldContainer[int]
+    biased_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_biases: _containers.RepeatedScalarFieldContainer[int]
+    biases: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, temperature: _Optional[_Iterable[float]] = ..., top_k: _Optional[_Iterable[int]] = ..., top_p: _Optional[_Iterable[float]] = ..., typical_p: _Optional[_Iterable[float]] = ..., repetition_penalty: _Optional[_Iterable[float]] = ..., relative_frequency_penalty: _Optional[_Iterable[float]] = ..., watermark: _Optional[_Iterable[bool]] = ..., top_n_tokens: _Optional[_Iterable[int]] = ..., raw_logprobs: _Optional[_Iterable[bool]] = ..., min_p: _Optional[_Iterable[float]] = ..., frequency_penalty: _Optional[_Iterable[float]] = ..., presence_penalty: _Optional[_Iterable[float]] = ..., min_tokens: _Optional[_Iterable[int]] = ..., num_end_tokens: _Optional[_Iterable[int]] = ..., end_tokens: _Optional[_Iterable[int]] = ..., num_allowed_tokens: _Optional[_Iterable[int]] = ..., allowed_tokens: _Optional[_Iterable[int]] = ..., num_banned_tokens: _Optional[_Iterable[int]] = ..., banned_tokens: _Optional[_Iterable[int]] = ..., num_biased_tokens: _Optional[_Iterable[int]] = ..., biased_tokens: _Optional[_Iterable[int]] = ..., num_biases: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Chunks(_message.Message):
     __slots__ = ("sequences", "starts", "lengths")

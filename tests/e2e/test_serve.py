@@ -1,79 +1,15 @@
 """`weft serve` as a user has it: real processes, real sockets, real signals, and a simulated model."""
 
-import json
 import os
 import select
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPResponse
 from pathlib import Path
-from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
+from launched import WEFT, serving, tokens
 
 pytestmark = pytest.mark.slow
-
-WEFT = Path(sys.executable).parent / "weft"
-PROMPT = "Once upon a time"
-
-
-class Weft:
-    """A server that was started, and its client."""
-
-    def __init__(self, folder: Path, *flags: str) -> None:
-        self.process = subprocess.Popen(
-            [WEFT, "serve", "--port", "0", *flags], cwd=folder, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert self.process.stdout
-        self.banner = [self.process.stdout.readline() for _ in range(3)]
-        assert self.banner[0], self.end()
-        self.port = int(self.banner[0].rsplit(":", 1)[-1])
-
-    def post(self, path: str, num_tokens: int) -> HTTPResponse:
-        body = json.dumps({"inputs": PROMPT, "parameters": {"max_new_tokens": num_tokens}}).encode()
-        url, headers = f"http://127.0.0.1:{self.port}{path}", {"content-type": "application/json"}
-        return urlopen(Request(url, body, headers))  # type: ignore[no-any-return]
-
-    def generate(self, num_tokens: int) -> str:
-        with self.post("/generate", num_tokens) as response:
-            return str(json.load(response)["generated_text"])
-
-    def pids(self, module: str) -> list[int]:
-        """Our child processes that run this module, in the order in which they were started."""
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        pids = sorted(int(pid) for task in tasks for pid in task.read_text().split())
-        return [pid for pid in pids if f"\0{module}\0" in Path(f"/proc/{pid}/cmdline").read_text()]
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def end(self) -> tuple[int, str]:
-        """The exit code, and all that was said on stderr."""
-        _, errors = self.process.communicate()
-        return self.process.returncode, errors
-
-
-@contextmanager
-def serving(folder: Path, *flags: str) -> Iterator[Weft]:
-    weft = Weft(folder, *flags)
-    try:
-        yield weft
-    finally:
-        if weft.process.returncode is None:
-            weft.signal(signal.SIGTERM)
-            weft.end()
-
-
-def tokens(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The token of each event; the response is closed with the last."""
-    with response:
-        for line in response:
-            if line.startswith(b"data:"):
-                yield json.loads(line[5:])
 
 
 def test_a_prompt_is_answered_and_a_signal_ends_all_cleanly(tmp_path: Path) -> None:

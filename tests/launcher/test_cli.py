@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from launcher import cli
+from launcher.model import Model
 from launcher.processes import bind
 
 
@@ -25,7 +26,10 @@ def given(monkeypatch: pytest.MonkeyPatch, weft: Callable[..., Any]) -> Callable
     """The settings that a command line gives, instead of serving with them."""
     def run(*arguments: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        monkeypatch.setattr(cli, "serve_command", lambda **settings: found.update(settings))
+        def note(*words: str, **settings: Any) -> None:
+            found.update(settings | ({"words": words} if words else {}))
+
+        monkeypatch.setattr(cli, "serve_command", note)
         assert weft("serve", *arguments)[0] == 0
         return found
     return run
@@ -38,6 +42,10 @@ def given(monkeypatch: pytest.MonkeyPatch, weft: Callable[..., Any]) -> Callable
     (("--num-shards", "2"), {"num_shard": 2}),
     (("--max-total-tokens", "99", "--prefill-policy", "pause"), {"max_total_tokens": 99, "prefill_policy": "pause"}),
     (("--no-simulated-mixed-steps",), {"simulated_mixed_steps": False}),
+    (("org/name",), {"words": ("org/name",)}),
+    (("--port", "80", "org/name"), {"port": 80, "words": ("org/name",)}),
+    (("--model-id", "org/name"), {"words": ("org/name",)}),
+    (("--dtype", "bfloat16", "--revision", "v2"), {"dtype": "bfloat16", "revision": "v2"}),
 ])
 def test_flags_become_settings(given: Callable[..., Any], arguments: tuple[str, ...], settings: dict[str, Any]) -> None:
     assert given(*arguments) == settings
@@ -47,6 +55,7 @@ def test_flags_become_settings(given: Callable[..., Any], arguments: tuple[str, 
     ({"WEFT_LOOK_AHEAD": "1"}, {"look_ahead": 1}),
     ({"MAX_BEST_OF": "3"}, {"max_best_of": 3}),
     ({"WEFT_MAX_BEST_OF": "4", "MAX_BEST_OF": "3"}, {"max_best_of": 4}),
+    ({"MODEL_ID": "org/name"}, {"words": ("org/name",)}),
     ({"WEFT_SIMULATED_ADAPTERS": "false"}, {"simulated_adapters": False}),
     ({"HOSTNAME": "a1b2c3", "WEFT_PORT": "tcp://10.0.0.1:3000"}, {}),
 ])
@@ -68,6 +77,9 @@ def test_a_flag_wins_over_its_variable(given: Callable[..., Any], monkeypatch: p
     (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve.'),
     (("serve", "--port", "no"), 'weft: Invalid value for --port: unable to convert "no" into int.'),
     (("serve", "--port", "70000"), 'weft: Invalid value "70000" for --port. Must be <= 65535.'),
+    (("serve", "/no/model"), "weft: there is no folder /no/model"),
+    (("serve", "--model-id", "/no/model"), "weft: there is no folder /no/model"),
+    (("serve", "one", "two"), "weft: Unused Tokens: ['two']."),
     (("serve", "--block-size", "17"), "weft: --block-size must be a multiple of 16, got 17"),
     (("serve", "--simulated-num-blocks", "0"), 'weft: Invalid value "0" for --simulated-num-blocks. Must be >= 1.'),
 ])
@@ -87,11 +99,16 @@ def test_a_folder_too_long_for_sockets_is_one_line(
 def test_the_banner_names_model_address_and_a_command_to_try() -> None:
     with bind("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        served, attempt, _ = cli.banner(listener, 2).split("\n")
-    assert served == f"weft serves a simulated model on 2 shards at {url}"
+        served, attempt, _ = cli.banner(listener, 2, Model("org/name", "/folder")).split("\n")
+    assert served == f"weft serves org/name on 2 shards at {url}"
     assert attempt.startswith(f"try: curl -N {url}/generate_stream ")
+
+
+def test_the_banner_says_when_no_model_is_served() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        assert cli.banner(listener, 1, None).startswith("weft serves a simulated model on 1 shard at http://127.0.0.1:")
 
 
 def test_an_address_of_version_six_is_written_as_urls_have_it() -> None:
     with bind("::1", 0) as listener:
-        assert "http://[::1]:" in cli.banner(listener, 1)
+        assert "http://[::1]:" in cli.banner(listener, 1, None)

@@ -20,6 +20,7 @@ READY = "os.write(told['ready_fd'], b'ready\\n'); "
 WAIT = "os.read(told['parent_fd'], 1)"
 STUBBORN = START + "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + READY + WAIT
 LASTING = BORN + READY + WAIT
+MEETING = START + "open(told['births'], 'a').write(told['meeting_point'] + '\\n'); " + READY + WAIT
 
 
 class Births:
@@ -71,7 +72,7 @@ class Served:
 
     def __init__(self, births: Births, shard: str, router: str, pauses: tuple[float, ...], parent_fd: int) -> None:
         self.ready = asyncio.Event()
-        plan = Plan((child("s0", shard, births), child("s1", shard, births)), child("router", router, births))
+        plan = Plan((child("s0", shard, births), child("s1", shard, births)), child("router", router, births), "")
         self.server = Server(plan, bind("127.0.0.1", 0), parent_fd, self.ready.set, pauses)
         self.keep = asyncio.create_task(self.server.keep())
 
@@ -167,6 +168,16 @@ def test_when_a_shard_dies_all_shards_are_replaced_and_the_router_stays(
         assert await births.next(2) == {"s0", "s1"}
         assert not served.server._router[0].ended.done()
     serving(story)
+
+
+def test_every_start_of_the_shards_meets_at_a_place_of_its_own(serving: Callable[..., None], births: Births) -> None:
+    async def story(served: Served) -> None:
+        [first] = await births.next(2)
+        await served.ready.wait()
+        served.server._shards[0].end(signal.SIGKILL)
+        [second] = await births.next(2)
+        assert (first, second) == ("/meeting-1", "/meeting-2")
+    serving(story, shard=MEETING, router=START + READY + WAIT)
 
 
 def test_when_the_router_dies_it_is_replaced_and_the_shards_stay(serving: Callable[..., None], births: Births) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.settings import FOREIGN_VARIABLES, GROUPS, TGI_FLAGS, LaunchConfig, make_configs
+from launcher.settings import FOREIGN_VARIABLES, GROUPS, POSITIONAL, TGI_FLAGS, LaunchConfig, make_configs
 from router.config import RouterConfig
 from shard.config import ShardConfig, SimulatedConfig
 
@@ -31,7 +31,8 @@ def test_a_setting_reaches_the_config_that_it_belongs_to() -> None:
 
 
 def test_what_the_launcher_decides_is_no_setting() -> None:
-    assert not {"socket", "rank", "world_size", "ready_fd", "parent_fd", "simulated"} & set(SETTINGS)
+    given = {"socket", "rank", "world_size", "ready_fd", "parent_fd", "simulated"}
+    assert not (given | {"model", "meeting_point", "memory"}) & set(SETTINGS)
 
 
 def test_values_out_of_bounds_are_refused() -> None:
@@ -44,6 +45,7 @@ def test_tgi_names_are_settings_of_ours() -> None:
 
 
 def test_variables_are_ours_and_then_those_of_tgi() -> None:
+    assert SETTINGS["model_id"].variables == ("WEFT_MODEL_ID", "MODEL_ID")
     assert SETTINGS["max_best_of"].variables == ("WEFT_MAX_BEST_OF", "MAX_BEST_OF")
     assert SETTINGS["look_ahead"].variables == ("WEFT_LOOK_AHEAD",)
 
@@ -52,3 +54,8 @@ def test_variables_that_others_set_for_their_own_purposes_are_not_read() -> None
     assert SETTINGS["hostname"].variables == ("WEFT_HOSTNAME",)
     assert SETTINGS["port"].variables == ("PORT",)
     assert not FOREIGN_VARIABLES & {name for setting in SETTINGS.values() for name in setting.variables}
+
+
+def test_settings_that_may_stand_without_their_flag_come_first() -> None:
+    """Otherwise they cannot be told apart from the values of others."""
+    assert tuple(SETTINGS)[:len(POSITIONAL)] == POSITIONAL

@@ -25,7 +25,7 @@ class Told:
 
     def __init__(self, max_new_tokens=100, stop=(), end_tokens=(END,), tokenizer=TOKENIZER):
         request = Request("0", (1, 2, 3), max_new_tokens, end_tokens=frozenset(end_tokens), stop_strings=stop)
-        self.stream = Stream(request, 10**6, lambda _: None, lambda _: None, lambda _: None)
+        self.stream = Stream(request, 10**6, lambda: None, lambda: None, lambda: None)
         self.delivery = Delivery(request, self.stream, tokenizer, now=10.0)
 
     def hear(self, *rows):
@@ -107,8 +107,8 @@ def test_a_stop_string_may_end_inside_the_text_of_a_token():
     words = WordLevel({"weft": 0, "warp": 1, "?": 2}, unk_token="?")
     told = Told(stop=("ft w",), tokenizer=Tokenizer(tokenizers.Tokenizer(words), end_tokens=[]))
     assert told.hear(row([0, 1])) == 2
-    assert [event.text for event in told.events(TokenEvent)] == ["weft", " warp"]
-    assert told.finish(FinishReason.STOP_STRING).text == "weft w"
+    assert [event.text for event in told.events(TokenEvent)] == [" weft", " warp"]
+    assert told.finish(FinishReason.STOP_STRING).text == " weft w"
 
 
 def test_a_stop_string_after_the_end_of_the_request_is_not_found():

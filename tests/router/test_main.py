@@ -13,7 +13,7 @@ from router.config import RouterConfig
 
 def test_an_order_needs_no_descriptors() -> None:
     text = json.dumps({"config": {"look_ahead": 1}, "shards": ["unix:/a", "unix:/b"]})
-    assert Order.from_json(text) == Order(RouterConfig(look_ahead=1), ("unix:/a", "unix:/b"), -1, -1, -1)
+    assert Order.from_json(text) == Order(RouterConfig(look_ahead=1), ("unix:/a", "unix:/b"), "", "", -1, -1, -1)
 
 
 def test_what_is_told_is_one_line() -> None:

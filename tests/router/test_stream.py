@@ -19,8 +19,8 @@ class Calls:
     def __init__(self, limit=LIMIT):
         self.names = []
         note = self.names.append
-        self.stream = Stream(Request("0", (1,), 1), limit, lambda _: note("full"), lambda _: note("drained"),
-                             lambda _: note("left"))
+        self.stream = Stream(Request("0", (1,), 1), limit, lambda: note("full"), lambda: note("drained"),
+                             lambda: note("left"))
 
 
 def run(scenario):

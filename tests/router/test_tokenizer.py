@@ -27,8 +27,8 @@ def word_tokenizer():
     return Tokenizer(tokenizer, end_tokens=[])
 
 
-def pieces(tokenizer, ids):
-    detokenizer = tokenizer.detokenizer()
+def pieces(tokenizer, ids, prompt=()):
+    detokenizer = tokenizer.detokenizer(prompt)
     return [*map(detokenizer.step, ids), detokenizer.finish()]
 
 
@@ -48,9 +48,8 @@ def test_the_end_token_is_read_in_text_and_skipped_in_output():
     assert BYTES.decode(ids, skip_special=False) == "warp<|end|>"
 
 
-def test_end_tokens_and_vocabulary_are_told():
+def test_end_tokens_are_told():
     assert BYTES.end_tokens == {256}
-    assert BYTES.vocabulary_size == 257
 
 
 def test_a_token_by_itself_has_a_text():
@@ -96,7 +95,7 @@ def test_a_long_run_of_broken_bytes_takes_neither_memory_nor_time():
     def decode(ids):
         decoded.append(len(ids))
         return BYTES.decode(ids)
-    detokenizer = Detokenizer(decode, frozenset(), {}, {})
+    detokenizer = Detokenizer(decode, str, frozenset(), {}, {})
     text = "".join(detokenizer.step(0xFF) for _ in range(1000)) + detokenizer.finish()
     assert text == REPLACEMENT * 1000
     assert max(decoded) < 10
@@ -109,9 +108,37 @@ def test_blanks_belong_where_the_whole_text_has_them(text):
     assert "".join(pieces(tokenizer, tokenizer.encode(text))) == tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
+@given(st.lists(st.sampled_from(["warp", "weft", "wefts", "é"]), min_size=1, max_size=6), st.data())
+def test_text_goes_on_where_the_prompt_ended(words, data):
+    tokenizer = word_tokenizer()
+    text = " ".join(words)
+    prompt = " ".join(words[:data.draw(st.integers(1, len(words)))])
+    ids, begun = tokenizer.encode(text), tokenizer.encode(prompt)
+    assert prompt + "".join(pieces(tokenizer, ids[len(begun):], begun)) == text
+
+
+@pytest.mark.parametrize("last", [0xC3, 256, 300])
+def test_of_the_prompt_nothing_is_told_again(last):
+    assert "".join(pieces(BYTES, [0xA9, 104], [97, last])) == REPLACEMENT + "h"
+
+
 def test_tokens_unknown_to_the_tokenizer_are_no_text():
+    """A model's logits are often wider than its tokenizer's vocabulary."""
     assert pieces(BYTES, [104, 300, 0xFF, *[300] * 20, 105])[0] == "h"
     assert "".join(pieces(BYTES, [104, 300, 105])) == "hi"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer", [BYTES, word_tokenizer()])
+@given(tokens=st.lists(st.sampled_from([1, 2, 3, 70, 511, 2**32 - 1]), max_size=20))
+def test_tokens_unknown_to_the_tokenizer_disturb_no_other(tokenizer, tokens):
+    known = [token for token in tokens if token < 511]
+    assert "".join(pieces(tokenizer, tokens)) == tokenizer.decode(tokens) == tokenizer.decode(known)
+
+
+def test_a_token_unknown_to_the_tokenizer_has_no_text_by_itself():
+    assert [tokenizer.token_text(511) for tokenizer in (BYTES, word_tokenizer())] == ["", ""]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import asyncio
 import math
 import threading
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -68,6 +69,20 @@ def test_a_bare_prompt_is_greedy_and_may_fill_what_is_left():
     assert made.sampling.temperature == 0
     assert made.end_tokens == {256}
     assert made.key == 0
+
+
+def test_who_ignores_end_tokens_has_none():
+    assert request(ignore_eos=True).end_tokens == set()
+
+
+def test_the_frequency_penalty_of_tgi_is_relative():
+    sampling = request(frequency_penalty=0.5).sampling
+    assert (sampling.relative_frequency_penalty, sampling.frequency_penalty) == (0.5, 0)
+
+
+def test_an_end_token_beyond_the_logits_is_none():
+    [choice] = choices(facts=replace(FACTS, vocabulary_size=256))
+    assert choice.request.end_tokens == set()
 
 
 @pytest.mark.parametrize("wanted", [

@@ -1,4 +1,5 @@
 from dataclasses import fields
+from itertools import chain
 
 import pytest
 
@@ -6,6 +7,7 @@ from router import wire
 from router.messages import Chunk, Concat, Decode, Filter, Grant, ModelFacts, Newcomer, Plan, Prefill
 from router.request import Request, Resource, SamplingParams
 from shard.pb import shard_pb2 as pb
+from shard.sequence import Sampling, read_sampling
 
 FACTS = ModelFacts("m", "cpu", "float32", 100, 64, 16, 8, tokens_per_step=2)
 
@@ -25,7 +27,10 @@ def read(message):
 
 
 def test_the_columns_of_sampling_are_the_fields_of_sampling_params():
-    assert [f.name for f in fields(SamplingParams)] == [f.name for f in pb.Sampling.DESCRIPTOR.fields]
+    """A field that holds a tuple is a ragged column, with its counts before it. The end tokens are the request's."""
+    columns = [[f"num_{f.name}", f.name] if f.default == () else [f.name] for f in fields(SamplingParams)]
+    sent = [f.name for f in pb.Sampling.DESCRIPTOR.fields if f.name not in {"num_end_tokens", "end_tokens"}]
+    assert [*chain(*columns)] == sent
 
 
 def test_messages_of_a_plan_are_numbered_up_to_its_order():
@@ -56,6 +61,38 @@ def test_a_column_of_defaults_is_left_out():
     assert list(message.sequences.sampling.top_k) == [4]
     assert not message.sequences.sampling.temperature
     assert not message.sequences.adapters
+
+
+def entered(*requests):
+    newcomers = tuple(Newcomer(number, request, (), (number,)) for number, request in enumerate(requests))
+    (message,) = wire.encode(plan(Prefill(1, newcomers, (), False)))
+    return message.sequences.sampling
+
+
+def test_tuples_become_ragged_columns():
+    biased = SamplingParams(biased_tokens=(4, 2), biases=(0.5, -1.0))
+    sampling = entered(Request("a", (1,), 3), Request("b", (1,), 3, sampling=biased))
+    assert (list(sampling.num_biased_tokens), list(sampling.biased_tokens)) == ([0, 2], [4, 2])
+    assert (list(sampling.num_biases), list(sampling.biases)) == ([0, 2], [0.5, -1.0])
+    assert not sampling.num_allowed_tokens
+
+
+def test_end_tokens_go_with_those_who_may_not_choose_them_at_first():
+    ends = frozenset({9, 7})
+    sampling = entered(Request("a", (1,), 3, end_tokens=ends),
+                       Request("b", (1,), 3, end_tokens=ends, sampling=SamplingParams(min_tokens=2)))
+    assert (list(sampling.num_end_tokens), list(sampling.end_tokens)) == ([0, 2], [7, 9])
+    assert not entered(Request("a", (1,), 3, end_tokens=ends)).num_end_tokens
+
+
+def test_what_the_router_writes_a_shard_reads():
+    """Every field with a value of its own, in one row of two."""
+    values = {f.name: {float: 0.5, int: 3, bool: True}.get(type(f.default), (5, 6)) for f in fields(SamplingParams)}
+    request = Request("a", (1,), 3, sampling=SamplingParams(**values | {"biases": (0.5, -1.0)}))
+    said = entered(Request("b", (1,), 3), request)
+    plain, full = read_sampling(said, 2)
+    assert plain == Sampling()
+    assert [getattr(full, name) for name in values] == [getattr(request.sampling, name) for name in values]
 
 
 def test_an_answer_becomes_rows():

@@ -7,7 +7,8 @@ from typing import Any
 
 from shard.pb import shard_pb2 as pb
 
-WARMUP = pb.WarmupRequest(block_size=16, max_prefill_tokens=256, max_batch_size=64, max_total_tokens=256)
+WARMUP = pb.WarmupRequest(
+    block_size=16, max_prefill_tokens=256, max_batch_size=64, max_total_tokens=256, max_cache_tokens=512)
 
 
 @dataclass(frozen=True)

@@ -102,11 +102,14 @@ def play(make_worker: Callable[[ShardConfig], Any], folder: Path, story: Callabl
     """Tell a story to as many shards; unless `fresh` they are warmed up and in epoch 1."""
     async def told() -> None:
         async with AsyncExitStack() as stack:
-            peers = []
-            for rank in range(ranks):
-                config = ShardConfig(f"unix:{folder}/{rank}", rank, ranks, gap_timeout,
-                                     simulated=SimulatedConfig(time_scale=0.0, num_blocks=32, **model))
-                peer = await stack.enter_async_context(listen(make_worker(config), config))
-                peers.append(peer if fresh else await peer.start())
+            configs = [ShardConfig(f"unix:{folder}/{rank}", rank, ranks, gap_timeout, meeting_point=f"{folder}/meet",
+                                   simulated=SimulatedConfig(time_scale=0.0, num_blocks=32, **model))
+                       for rank in range(ranks)]
+            # Ranks of a real model wait for each other.
+            workers = await asyncio.gather(*(asyncio.to_thread(make_worker, config) for config in configs))
+            peers = [await stack.enter_async_context(listen(worker, config))
+                     for worker, config in zip(workers, configs, strict=True)]
+            if not fresh:
+                await asyncio.gather(*(peer.start() for peer in peers))
             await story(*peers)
     asyncio.run(told())

@@ -1,4 +1,5 @@
 from dataclasses import fields
+from itertools import chain
 
 import pytest
 
@@ -7,11 +8,14 @@ from shard.pb import shard_pb2 as pb
 from shard.sequence import Limits, Sampling, column, ragged, read_sampling, read_sequences
 from tests.shard.messages import Row, sequences
 
+FLOATS = [field.name for field in pb.Sampling.DESCRIPTOR.fields if field.type == field.TYPE_FLOAT]
 LIMITS = Limits(vocabulary_size=512, max_positions=64, tokens_per_step=1, mixed_steps=True)
 
 
 def test_sampling_has_the_fields_of_the_contract() -> None:
-    assert [field.name for field in fields(Sampling)] == [field.name for field in pb.Sampling.DESCRIPTOR.fields]
+    """A field that holds a tuple is a ragged column, with its counts before it."""
+    columns = [[f"num_{field.name}", field.name] if field.default == () else [field.name] for field in fields(Sampling)]
+    assert list(chain(*columns)) == [field.name for field in pb.Sampling.DESCRIPTOR.fields]
 
 
 def test_an_empty_column_is_a_column_of_defaults() -> None:
@@ -47,13 +51,50 @@ def test_the_columns_of_sampling_become_one_object_a_row() -> None:
     assert read_sampling(columns, 2) == [Sampling(temperature=0.5, watermark=True), Sampling(temperature=1.0)]
 
 
-@pytest.mark.parametrize("name", [f.name for f in pb.Sampling.DESCRIPTOR.fields if f.type == f.TYPE_FLOAT])
+def test_ragged_columns_become_tuples() -> None:
+    columns = pb.Sampling(num_allowed_tokens=[2, 0, 1], allowed_tokens=[7, 8, 9], num_biased_tokens=[0, 1, 0],
+                          biased_tokens=[4], num_biases=[0, 1, 0], biases=[-1.5])
+    assert read_sampling(columns, 3) == [
+        Sampling(allowed_tokens=(7, 8)), Sampling(biased_tokens=(4,), biases=(-1.5,)), Sampling(allowed_tokens=(9,))]
+
+
+def test_counts_of_ragged_columns_add_up() -> None:
+    with pytest.raises(Malformed, match="banned_tokens has 1 entries, the counts say 0"):
+        read_sampling(pb.Sampling(banned_tokens=[1]), 1)
+
+
+@pytest.mark.parametrize("name", FLOATS)
 def test_parameters_are_numbers(name: str) -> None:
     with pytest.raises(Malformed, match=name):
         read_sampling(pb.Sampling(**{name: [float("inf")]}), 1)
 
 
-def test_only_the_frequency_penalty_may_be_negative() -> None:
-    read_sampling(pb.Sampling(frequency_penalty=[-1.0]), 1)
-    with pytest.raises(Malformed, match="top_p"):
-        read_sampling(pb.Sampling(top_p=[-1.0]), 1)
+@pytest.mark.parametrize("name", FLOATS)
+def test_some_parameters_may_be_negative(name: str) -> None:
+    more = {"num_biases": [1], "num_biased_tokens": [1], "biased_tokens": [1]} if name == "biases" else {}
+    message = pb.Sampling(**{name: [-1.0]}, **more)
+    if name in {"relative_frequency_penalty", "frequency_penalty", "presence_penalty", "biases"}:
+        read_sampling(message, 1)
+    else:
+        with pytest.raises(Malformed, match=name):
+            read_sampling(message, 1)
+
+
+@pytest.mark.parametrize(("tokens", "biases"), [([1, 2], [1.0]), ([1], [1.0, 2.0]), ([1, 1], [1.0, 2.0])])
+def test_each_biased_token_has_one_bias(tokens: list[int], biases: list[float]) -> None:
+    columns = pb.Sampling(num_biased_tokens=[len(tokens)], biased_tokens=tokens, num_biases=[len(biases)],
+                          biases=biases)
+    with pytest.raises(Malformed, match="biased_tokens"):
+        read_sampling(columns, 1)
+
+
+@pytest.mark.parametrize("name", ["end_tokens", "allowed_tokens", "banned_tokens", "biased_tokens"])
+def test_named_tokens_are_in_the_vocabulary(name: str) -> None:
+    message = sequences(Row(9, [1, 2], [5]))
+    getattr(message.sampling, f"num_{name}").append(1)
+    getattr(message.sampling, name).append(LIMITS.vocabulary_size)
+    if name == "biased_tokens":
+        message.sampling.num_biases.append(1)
+        message.sampling.biases.append(1.0)
+    with pytest.raises(Malformed, match="sequence 9 names a token outside the vocabulary"):
+        read_sequences(message, LIMITS, 16, 8)

@@ -5,7 +5,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import grpc
 import pytest
@@ -17,8 +20,64 @@ from shard.pb.shard_pb2_grpc import ShardStub
 from shard.server import OPTIONS, Presence, end_within, listening, watch_parent
 from shard.service import ShardService
 from shard.simulated import SimulatedWorker
+from tests.shard.messages import WARMUP
 
 WATCH = health_pb2.HealthCheckRequest()
+# A shard whose model is a pipe: it loads until somebody has written there, and what was written is wrong with it.
+LOADER = """
+import threading, shard.server
+from pathlib import Path
+from shard.simulated import SimulatedWorker
+
+class ModelWorker(SimulatedWorker):
+    def __init__(self, config):
+        super().__init__(config)
+        self.threads = {threading.get_ident()}
+        if wrong := Path(config.model).read_text():
+            raise ValueError(wrong)
+
+    def warmup(self, request):
+        self.threads.add(threading.get_ident())
+        return super().warmup(request)
+
+    def info(self):
+        answer = super().info()
+        answer.model = f"{len(self.threads)} thread"
+        return answer
+
+shard.server.MODEL_WORKER, shard.server.PARENT_GRACE = "__main__:ModelWorker", 0.0
+shard.server.main()
+"""
+
+
+@dataclass
+class Loading:
+    """A shard that loads: its process, the other ends of its pipes, its socket."""
+
+    child: "subprocess.Popen[str]"
+    ready: TextIO
+    parent: TextIO
+    model: TextIO
+    socket: Path
+
+    def finish(self, wrong: str = "") -> None:
+        self.model.write(wrong)
+        self.model.close()
+
+
+@pytest.fixture
+def loading(tmp_path: Path) -> Iterator[Loading]:
+    socket, model = tmp_path / "shard", tmp_path / "model"
+    os.mkfifo(model)
+    (ready, announce), (parent, alive) = os.pipe(), os.pipe()
+    config = json.dumps({"socket": f"unix:{socket}", "model": str(model), "ready_fd": announce, "parent_fd": parent})
+    with (subprocess.Popen([sys.executable, "-P", "-c", LOADER, config], pass_fds=[announce, parent], text=True,
+                           stderr=subprocess.PIPE) as child, os.fdopen(ready) as said, os.fdopen(alive, "w") as held):
+        os.close(announce)
+        os.close(parent)
+        with model.open("w") as written:  # once the child reads it
+            yield Loading(child, said, held, written, socket)
+        child.kill()
 
 
 @pytest.mark.slow
@@ -35,6 +94,55 @@ def test_a_shard_says_when_it_is_ready_and_ends_when_told_to(tmp_path: Path, ord
         child.send_signal(order)
         assert child.wait() == 0
     assert not (tmp_path / "shard").exists()
+
+
+@pytest.mark.slow
+def test_a_shard_is_ready_when_its_model_is_loaded(loading: Loading) -> None:
+    assert not loading.socket.exists()
+    loading.finish()
+    assert loading.ready.read() == "ready\n"
+    with grpc.insecure_channel(f"unix:{loading.socket}") as channel:
+        ShardStub(channel).Warmup(WARMUP)
+        assert ShardStub(channel).Info(pb.InfoRequest()).model == "1 thread"
+    loading.child.terminate()
+    assert loading.child.wait() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [signal.SIGTERM, signal.SIGINT])
+def test_a_shard_that_loads_ends_at_once_when_told_to(loading: Loading, order: signal.Signals) -> None:
+    loading.child.send_signal(order)
+    assert loading.child.wait() == -order
+    assert loading.ready.read() == ""
+
+
+@pytest.mark.slow
+def test_a_shard_that_loads_leaves_when_its_parent_is_gone(loading: Loading) -> None:
+    loading.parent.close()
+    assert loading.child.wait() == 1
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_loaded_is_one_line_for_the_parent(loading: Loading) -> None:
+    loading.finish("there is\nno such model")
+    assert loading.ready.read() == "failed there is no such model\n"
+    assert loading.child.wait() == 1
+    assert loading.child.stderr.read() == ""
+
+
+@pytest.mark.slow
+def test_without_a_parent_it_is_one_line_on_stderr(tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("there is no such model")
+    config = json.dumps({"socket": f"unix:{tmp_path}/shard", "model": f"{tmp_path}/model"})
+    shard = subprocess.run([sys.executable, "-P", "-c", LOADER, config], capture_output=True, text=True, check=False)
+    assert (shard.returncode, shard.stderr) == (1, "weft: there is no such model\n")
+
+
+@pytest.mark.slow
+def test_a_simulated_shard_never_loads_torch() -> None:
+    program = "import sys; from shard.server import *; make_worker(ShardConfig()); print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers", "numpy"} & set(ran.stdout.split())
 
 
 def test_a_shard_leaves_when_the_pipe_of_its_parent_ends() -> None:

@@ -28,12 +28,12 @@ class ScriptedEngine:
 
     def __init__(self, *scripts: list[Event]) -> None:
         self.facts = ModelFacts("loom", "cpu", "float32", vocabulary_size=512, max_positions=2048, block_size=16,
-                                num_blocks=100)
+                                num_blocks=100, exact=True)
         self.scripts = [*scripts]
         self.refusals: list[Exception] = []
         self.healthy = True
         self.streams: list[Stream] = []
-        self.left: list[Stream] = []
+        self.left: list[Request] = []
         self.asked = asyncio.Event()  # a request came
         self.left_alone = asyncio.Event()  # a client left
 
@@ -44,7 +44,7 @@ class ScriptedEngine:
     def submit(self, request: Request) -> Stream:
         if self.refusals:
             raise self.refusals.pop()
-        stream = Stream(request, 262_144, lambda _: None, lambda _: None, self._on_leave)
+        stream = Stream(request, 262_144, lambda: None, lambda: None, lambda: self._leave(request))
         self.streams.append(stream)
         self.asked.set()
         for event in self.scripts.pop(0) if self.scripts else said("weft"):
@@ -54,8 +54,8 @@ class ScriptedEngine:
     def is_healthy(self) -> bool:
         return self.healthy
 
-    def _on_leave(self, stream: Stream) -> None:
-        self.left.append(stream)
+    def _leave(self, request: Request) -> None:
+        self.left.append(request)
         self.left_alone.set()
 
 

@@ -152,7 +152,7 @@ class Letters:
 
 def pump(scenario):
     async def main():
-        stream = Stream(Request("0", (1,), 1), 10**6, pytest.fail, pytest.fail, lambda _: None)
+        stream = Stream(Request("0", (1,), 1), 10**6, pytest.fail, pytest.fail, lambda: None)
         wire = Wire()
         pumping = asyncio.create_task(Pump(stream, Letters(), wire, Outbox()).run())
         async def say(*texts):

@@ -110,7 +110,7 @@ def test_when_one_of_several_fails_all_are_given_up(serve):
     async def scenario(client, engine):
         answer = await client.post("/generate", json={"inputs": "x", "parameters": {"best_of": 2, "do_sample": True}})
         assert (answer.status, (await answer.json())["error_type"]) == (424, "generation")
-        assert [stream.request for stream in engine.left] == engine.requests[:1]
+        assert engine.left == engine.requests[:1]
     serve(scenario, [TokenEvent(97, "a", -1.0, False)], BROKEN)
 
 
@@ -166,6 +166,7 @@ def test_the_head_of_a_stream_tells_what_follows(post):
     assert headers["Content-Type"] == "text/event-stream"
     assert headers["Cache-Control"] == "no-cache"
     assert (headers["x-compute-type"], headers["x-compute-characters"]) == ("1-cpu", "2")
+    assert headers["x-weft-exact"] == "1"
     assert headers["x-accel-buffering"] == "no"
 
 
@@ -254,7 +255,7 @@ def test_a_client_that_leaves_cancels_its_request(serve, caplog, path):
         asking.cancel()
         await client.session.close()
         await engine.left_alone.wait()
-        assert engine.left == engine.streams
+        assert engine.left == engine.requests
     serve(scenario, [])
     assert not caplog.records
 
@@ -288,7 +289,8 @@ def test_health_is_an_empty_answer(serve):
 def test_info_tells_model_and_effective_limits(serve):
     async def scenario(client, engine):
         info = await (await client.get("/info")).json()
-        assert info["model_id"] == "loom"
+        assert [info[name] for name in ("model_id", "model_dtype", "model_device_type", "num_shard")] == [
+            "loom", "float32", "cpu", 1]
         assert (info["max_input_tokens"], info["max_total_tokens"]) == (1599, 1600)
         assert (info["max_best_of"], info["max_stop_sequences"], info["validation_workers"]) == (2, 4, 1)
         assert {"model_sha", "model_pipeline_tag", "max_concurrent_requests", "max_client_batch_size", "router",

@@ -1,0 +1,132 @@
+"""Folders that look like published models and hold random numbers: the real shapes, and nothing to download.
+
+`python -P -m benchmarks.checkpoint qwen2.5-0.5b FOLDER` makes one. Memory stays small.
+"""
+
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+NUM_DRAWN = 10_000_019  # a prime, so that rows of a matrix differ
+SPREAD = 0.02  # standard deviation of the weights
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,
+        "max_position_embeddings": 32768, "rope_theta": 1000000.0, "rms_norm_eps": 1e-06, "hidden_act": "silu",
+        "tie_word_embeddings": True, "use_sliding_window": False, "torch_dtype": "bfloat16", "eos_token_id": 256},
+    "llama-3.2-1b": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+        "vocab_size": 128256, "max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-05,
+        "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 8192},
+        "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16", "eos_token_id": 256},
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "vocab_size": 128256, "max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-05,
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 8192},
+        "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16", "eos_token_id": 256},
+}
+
+
+def make(shape: str, folder: Path) -> Path:
+    """The folder, with everything that serving needs; what is there is kept."""
+    config = SHAPES[shape]
+    if not (folder / "model.safetensors").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config, indent=1))
+        byte_tokenizer().save(str(folder / "tokenizer.json"))
+        unfinished = folder / "model.unfinished"
+        write_tensors(unfinished, dict(tensors(config)))
+        unfinished.rename(folder / "model.safetensors")
+    return folder
+
+
+def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the tensors of a Llama or Qwen 2."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
+    queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        name = f"model.layers.{layer}"
+        for part, width in (("q", queries), ("k", keys), ("v", keys)):
+            yield f"{name}.self_attn.{part}_proj.weight", (width, hidden)
+            if config["model_type"] == "qwen2":
+                yield f"{name}.self_attn.{part}_proj.bias", (width,)
+        yield f"{name}.self_attn.o_proj.weight", (hidden, queries)
+        yield f"{name}.mlp.gate_proj.weight", (inner, hidden)
+        yield f"{name}.mlp.up_proj.weight", (inner, hidden)
+        yield f"{name}.mlp.down_proj.weight", (hidden, inner)
+        yield f"{name}.input_layernorm.weight", (hidden,)
+        yield f"{name}.post_attention_layernorm.weight", (hidden,)
+    yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def write_tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """The safetensors format: the length of the header, the header, the bytes of all tensors."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    ones, noise = bfloat16(np.ones(2**16, np.float32)), Noise()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, shape in shapes.items():
+            size = 2 * prod(shape)
+            for piece in [ones[:size]] if name.endswith("norm.weight") else noise.pieces(size):
+                file.write(piece)
+
+
+class Noise:
+    """Random numbers, drawn once and read over and over from another place: drawing billions takes many minutes."""
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        self._bytes = bfloat16(random.standard_normal(NUM_DRAWN, np.float32) * np.float32(SPREAD))
+        self._place = 0
+
+    def pieces(self, size: int) -> Iterator[bytes]:
+        while size:
+            piece = self._bytes[self._place:self._place + size]
+            size -= len(piece)
+            self._place = (self._place + len(piece)) % len(self._bytes)
+            yield piece
+
+
+def bfloat16(numbers: np.ndarray) -> bytes:
+    """The upper half of every float32."""
+    return (numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+def byte_tokenizer() -> tokenizers.Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<end>"])
+    return tokenizer
+
+
+def main() -> None:
+    shape, folder = sys.argv[1:]
+    print(make(shape, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

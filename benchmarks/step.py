@@ -1,0 +1,187 @@
+"""What a decode step costs beside its products: the whole step, and the model's own packed products and head alone.
+
+Both run in turn on the same weights with the same number of rows; random numbers in a real shape stand for a model.
+`python -P -m benchmarks.step --help` tells the settings. The last line is JSON.
+"""
+
+import json
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import cyclopts
+import torch
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from torch import Tensor
+
+from benchmarks.checkpoint import SHAPES, make
+from benchmarks.processes import hardware
+from shard.cache import Cache
+from shard.change import Step
+from shard.config import ShardConfig
+from shard.loading import Loaded, load
+from shard.sequence import Sampling
+from shard.sequence import Sequence as Row
+
+RESULTS = Path(__file__).parent / "results"
+BLOCK_SIZE = 16
+GOALS = {1: 0.80, 8: 0.75, 16: 0.68, 32: 0.62}  # of qwen2.5-0.5b with a context of 256
+
+
+@Parameter(name="*", negative="")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    shape: Literal[tuple(SHAPES)] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
+    "Which model's sizes."
+    batch: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (1, 8, 16, 32)
+    "How many sequences decode; one point for each number."
+    context: Annotated[int, Parameter(validator=Number(gte=1))] = 256
+    "Tokens of each sequence."
+    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 15
+    "How often step and products take turns; the figures are medians."
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    "Number type, as in `weft serve`."
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    "Where, as in `weft serve`."
+    threads: int = 0
+    "Threads; 0: as `weft serve` takes them."
+    folder: str = ""
+    "Where the random model is kept for the next time; by default it is made anew and thrown away."
+    save: bool = False
+    "Keep what is printed under benchmarks/results."
+    profile: bool = False
+    "Print the operations of a step at each batch by the time they take; kept beside the figures with --save."
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    batch: int
+    step_ms: float
+    products_ms: float
+    share: float  # of the step that its products alone take: the median of the turns
+    least_share: float
+    most_share: float
+    operations: str = ""  # where the time goes, if that was asked for
+
+
+def measure(loaded: Loaded, settings: Settings, batch: int) -> Point:
+    cache, step = prepared(loaded, batch, settings.context)
+    products = products_of(loaded, batch)
+
+    def whole() -> None:
+        loaded.runner.run(step, cache)
+
+    turns = [(timed(whole), timed(products)) for _ in range(settings.repeat + 2)][2:]
+    shares = [alone / step_time for step_time, alone in turns]
+    step_ms, products_ms = (1e3 * statistics.median(column) for column in zip(*turns, strict=True))
+    operations = profile(whole, batch) if settings.profile else ""
+    return Point(batch, step_ms, products_ms, statistics.median(shares), min(shares), max(shares), operations)
+
+
+def timed(run: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def prepared(loaded: Loaded, batch: int, context: int) -> tuple[Cache, Step]:
+    """Greedy sequences with blocks of their own."""
+    each = -(-context // BLOCK_SIZE)
+    rows = [Row(id=number, tokens=[1] * context, num_prompt_tokens=context, num_given=context, computed=context - 1,
+                num_cached=0, blocks=list(range(number * each, (number + 1) * each)), key=number, sampling=Sampling(),
+                prompt_logprobs=False, adapter=0, grammar=0) for number in range(batch)]
+    return loaded.cache(BLOCK_SIZE, batch * each), Step(decodes=rows)
+
+
+def products_of(loaded: Loaded, batch: int) -> Callable[[], None]:
+    """One after the other, as in a step, on rows that are the same every time."""
+    model = loaded.model
+    products = [product for layer in model.layers for product in layer.products]
+    rows = max(batch, 2)  # as in a step, where a lone token has company
+    inputs: dict[int, Tensor] = {}
+    for width in {width for _, width in products} | {model.config.hidden_size}:
+        inputs[width] = torch.randn(rows, width, dtype=loaded.dtype, device=loaded.device)
+
+    @torch.inference_mode()
+    def run() -> None:
+        for linear, width in products:
+            linear(inputs[width])
+        model.logits(inputs[model.config.hidden_size][:batch])
+
+    return run
+
+
+def profile(run: Callable[[], None], batch: int) -> str:
+    with torch.profiler.profile() as profiler:
+        for _ in range(3):
+            run()
+    table = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=25, max_name_column_width=50)
+    return f"batch {batch}, three steps\n{table}"
+
+
+COLUMNS = (("batch", "{0.batch}"), ("step ms", "{0.step_ms:.2f}"), ("products ms", "{0.products_ms:.2f}"),
+           ("share %", "{1:.1f}"), ("least", "{2:.1f}"), ("most", "{3:.1f}"), ("tokens/s", "{4:.0f}"))
+
+
+def line(point: Point) -> str:
+    figures = (100 * point.share, 100 * point.least_share, 100 * point.most_share, 1e3 * point.batch / point.step_ms)
+    return " ".join(f"{form.format(point, *figures):>12}" for _, form in COLUMNS)
+
+
+def table(points: Sequence[Point]) -> str:
+    return "\n".join([" ".join(f"{name:>12}" for name, _ in COLUMNS), *map(line, points)])
+
+
+def summary(settings: Settings, loaded: Loaded, points: Sequence[Point]) -> dict[str, Any]:
+    return {
+        "shape": settings.shape, "context": settings.context, "dtype": str(loaded.dtype).removeprefix("torch."),
+        "device": loaded.device.type, "threads": torch.get_num_threads(), "torch": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(), "exact": not loaded.inexact,
+        "date": datetime.now(UTC).date().isoformat(), "hardware": hardware(), "repeat": settings.repeat,
+        "goals": GOALS if settings.shape == "qwen2.5-0.5b" else {}, "points": [
+            {name: round(value, 4) for name, value in asdict(one).items() if name != "operations"} for one in points]}
+
+
+def bench(settings: Settings = Settings()) -> None:
+    """Milliseconds of a decode step, and the share of it that its products take alone."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = make(settings.shape, Path(settings.folder or temporary) / settings.shape)
+        loaded = load(ShardConfig(model=str(folder), dtype=settings.dtype, device=settings.device,
+                                  threads=settings.threads))
+        points = [measure(loaded, settings, batch) for batch in settings.batch]
+    text = f"{table(points)}\n{json.dumps(summary(settings, loaded, points))}\n"
+    operations = "\n".join(point.operations for point in points)
+    if settings.profile:
+        print(operations, file=sys.stderr)
+    if settings.save:
+        save(f"{settings.shape} step", text)
+    if settings.save and settings.profile:
+        save(f"{settings.shape} step profile", operations)
+    print(text, end="")
+
+
+def save(name: str, text: str) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    words = f"{datetime.now(UTC).date().isoformat()} {hardware()} {name}".lower()
+    (RESULTS / f"{'-'.join(re.split('[^a-z0-9]+', words))}.txt").write_text(text)
+
+
+def main() -> None:
+    try:
+        cyclopts.run(bench)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"benchmarks.step: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

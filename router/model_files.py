@@ -1,0 +1,74 @@
+"""What the router reads in a model's folder: how text becomes tokens, and which tokens end a text.
+
+Knows nothing of weights. Everything else about the model is what the shards say of it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from router.tokenizer import Tokenizer
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Raises ValueError when a file is missing or makes no sense."""
+    tokenizer = read_vocabulary(folder / "tokenizer.json")
+    return Tokenizer(tokenizer, read_end_tokens(folder, tokenizer))
+
+
+def read_vocabulary(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise ValueError(f"there is no {path}: weft needs the file of a fast tokenizer; transformers makes one with "
+                         "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library knows no other kind
+        raise ValueError(f"{path} holds no tokenizer that can be read: {error}") from error
+    # Left over from training in some files: prompts would be cut or filled up in silence.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def read_end_tokens(folder: Path, tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
+    """The first of three files that names any; none is an answer too: the model never ends by itself."""
+    return (numbers(folder / "generation_config.json") or numbers(folder / "config.json")
+            or named(folder / "tokenizer_config.json", tokenizer))
+
+
+def numbers(path: Path) -> frozenset[int]:
+    given = read_object(path).get("eos_token_id")
+    if given is None:
+        return frozenset()
+    tokens = given if isinstance(given, list) else [given]
+    if not all(type(token) is int and token >= 0 for token in tokens):
+        raise ValueError(f"`eos_token_id` in {path} must be a token's number or a list of such numbers, "
+                         f"got {json.dumps(given)}")
+    return frozenset(tokens)
+
+
+def named(path: Path, tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
+    """By its text, which stands there by itself or with what else is to be known of it."""
+    given = read_object(path).get("eos_token")
+    text = given.get("content") if isinstance(given, dict) else given
+    if text is None:
+        return frozenset()
+    token = tokenizer.token_to_id(text) if isinstance(text, str) else None
+    if token is None:
+        raise ValueError(f"`eos_token` in {path} must be a token of tokenizer.json, got {json.dumps(given)}")
+    return frozenset({token})
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return content

@@ -1,0 +1,60 @@
+"""The rows of an answer to a step, written column by column. Knows nothing of how tokens came about."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+
+from shard.change import Step
+from shard.pb import shard_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a step yielded for one sequence: one entry per token."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    top_tokens: list[list[int]] = field(default_factory=list)  # empty, or the best candidates for every token
+    top_logprobs: list[list[float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """Logprobs of a run of prompt tokens, the first of which has this index."""
+
+    start: int
+    logprobs: list[float]
+
+
+def write_rows(answer: pb.StepAnswer, step: Step, said: Mapping[int, Said]) -> None:
+    """A row for everybody in the step who did not fail, and the names of those who did."""
+    rows = [sequence for sequence in step.yielding if sequence.failure is None]
+    words = [said[sequence.id] for sequence in rows]
+    counts = [len(word.tokens) for word in words]
+    answer.sequences.extend([sequence.id for sequence in rows])
+    if max(counts, default=1) > 1:
+        answer.num_tokens.extend(counts)
+    answer.tokens.extend(chain.from_iterable([word.tokens for word in words]))
+    answer.logprobs.extend(chain.from_iterable([word.logprobs for word in words]))
+    if any(word.top_tokens for word in words):
+        _write_top_tokens(answer, words)
+    failed = step.failed + [sequence for sequence in step.sequences if sequence.failure is not None]
+    answer.failed.extend([sequence.id for sequence in failed])
+    answer.failures.extend([sequence.failure or pb.FAILURE_UNSPECIFIED for sequence in failed])
+
+
+def _write_top_tokens(answer: pb.StepAnswer, words: list[Said]) -> None:
+    for word in words:
+        for tokens in word.top_tokens or [[] for _ in word.tokens]:
+            answer.num_top_tokens.append(len(tokens))
+        answer.top_tokens.extend(chain.from_iterable(word.top_tokens))
+        answer.top_logprobs.extend(chain.from_iterable(word.top_logprobs))
+
+
+def write_prompts(answer: pb.StepAnswer, prompts: Mapping[int, PromptPart]) -> None:
+    for sequence, part in prompts.items():
+        if part.logprobs:
+            answer.prompt_sequences.append(sequence)
+            answer.prompt_starts.append(part.start)
+            answer.num_prompt_logprobs.append(len(part.logprobs))
+            answer.prompt_logprobs.extend(part.logprobs)

@@ -1,0 +1,44 @@
+"""What a backend of attention is, and which there are."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from shard.attention.cpu import CpuAttention
+from shard.attention.reference import ReferenceAttention
+from shard.attention.span import Span
+from shard.cache import Cache
+
+
+class Attention(Protocol):
+    """Queries meet the keys and values that their sequences have in the cache, each those up to its own position."""
+
+    def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> Any:
+        """What all layers of a step need to know. The decodes stand in the first rows, in this order; a row that is in
+        no span gets zeros."""
+
+    def run(self, queries: Tensor, cache: Cache, layer: int, plan: Any) -> Tensor:
+        """From `queries`, [tokens, heads, head_dim], to [tokens, heads * head_dim], which holds until the next run.
+        The step's own keys and values are in the cache already."""
+
+
+BACKENDS: dict[str, Callable[[int, int, int], Attention]] = {
+    "reference": ReferenceAttention,
+    "cpu": CpuAttention,
+}
+
+
+def choose_attention(asked: str, device: str) -> str:
+    """The key in BACKENDS; `device` is cpu or cuda."""
+    if asked == "cpu" and device != "cpu":
+        raise ValueError(f"--attention cpu computes on CPU only, the model is on --device {device}; use --attention "
+                         f"reference")
+    if asked != "auto":
+        return asked
+    return "cpu" if device == "cpu" else "reference"
+
+
+def make_attention(name: str, num_heads: int, num_kv_heads: int, head_dim: int) -> Attention:
+    """For one rank's heads."""
+    return BACKENDS[name](num_heads, num_kv_heads, head_dim)

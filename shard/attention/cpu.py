@@ -1,0 +1,226 @@
+"""Attention on CPU through torch's own kernel, such that a token's bits depend on nothing but its sequence.
+
+The kernel gives a row the same bits whenever the shape it is computed in is the same. So the shape follows from the
+row's position: queries go in tiles of exactly 16 rows, and keys are gathered to a length that the position gives.
+Decodes of one length share a call, each with tiles of its own. A chunk is cut into pieces of one length; its tiles are
+filled with the heads of token after token. What else stands in a tile or a call is of no consequence.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from shard.attention.span import Span, integers
+from shard.cache import UNIT, Cache
+
+TILE = 16
+PIECE = 64  # positions; gathered lengths change only at multiples of it
+LONG = 512  # between two long lengths
+GATHERED_BYTES = 2**21  # in one call, for each thread: what was gathered should still be near when it is read
+
+
+def gathered_length(num_places: int) -> int:
+    """How many places are gathered for a row that sees so many."""
+    if num_places > LONG // 2:
+        return -(-num_places // LONG) * LONG
+    return max(PIECE, 1 << (num_places - 1).bit_length())
+
+
+def length_of(span: Span) -> int:
+    return gathered_length(span.end)
+
+
+class Call(NamedTuple):
+    """One call of the kernel. The first two axes of what it takes are decodes and kv_heads, or kv_heads and tiles."""
+
+    tokens: slice  # on the token axis
+    tiles: Tensor  # [.., .., 16, head_dim], zeros beside `rows`
+    rows: Tensor  # [tokens, kv_heads, group, head_dim], where the queries stand in `tiles`
+    keys: Tensor  # [.., .., length, head_dim]
+    values: Tensor  # [.., .., length, head_dim]
+    mask: Tensor  # [.., .., 16 or 1, length], added to the scores
+    result: Tensor  # [tokens, kv_heads, group, head_dim], a part of the output
+
+
+class Gathering(NamedTuple):
+    """What is copied from the cache, and the calls that read it."""
+
+    units: Tensor  # [units]
+    target: Tensor  # [units, 16 * 2 * kv_heads * head_dim]
+    calls: list[Call]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    gatherings: list[Gathering]
+    output: Tensor  # [tokens, heads * head_dim]
+    order: Tensor | None  # [tokens], puts decodes of one length side by side; None if they stand so
+    back: Tensor | None  # [tokens]
+
+
+class CpuAttention:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        self._shape = (num_kv_heads, num_heads // num_kv_heads, head_dim)
+        self._memory = torch.empty(0)  # for what is gathered; kept, since new memory is slow
+
+    def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> Plan:
+        if self._shape[1] > TILE:  # one token's heads fill several tiles, as a piece does
+            decodes, chunks = [], decodes + chunks
+        ordered = sorted(decodes, key=length_of)
+        batches = list(batched(ordered, GATHERED_BYTES * torch.get_num_threads() // cache.bytes_per_slot))
+        self._grow(max(len(batch) * length_of(batch[0]) for batch in [*batches, *([span] for span in chunks)]), cache)
+        planner = Planner(self._shape, cache, self._memory, decodes + chunks, num_tokens)
+        gatherings = planner.plan_decodes(batches) + planner.plan_chunks(chunks)
+        if ordered == decodes:
+            return Plan(gatherings, planner.output, None, None)
+        order = [span.row for span in ordered] + list(range(len(ordered), num_tokens))
+        back = sorted(range(num_tokens), key=order.__getitem__)
+        return Plan(gatherings, planner.output, integers(order), integers(back))
+
+    def run(self, queries: Tensor, cache: Cache, layer: int, plan: Plan) -> Tensor:
+        """`queries` is [tokens, heads, head_dim], the result [tokens, heads * head_dim]."""
+        if plan.order is not None:
+            queries = queries.index_select(0, plan.order)
+        queries = queries.view(-1, *self._shape)  # [tokens, kv_heads, group, head_dim]
+        for units, target, calls in plan.gatherings:
+            torch.index_select(cache.units[layer], 0, units, out=target)
+            for tokens, tiles, rows, keys, values, mask, result in calls:
+                rows.copy_(queries[tokens])
+                found = scaled_dot_product_attention(tiles, keys, values, mask).contiguous()
+                result.copy_(found.as_strided(rows.shape, rows.stride()))  # where the queries stood in the tiles
+        return plan.output if plan.back is None else plan.output.index_select(0, plan.back)
+
+    def _grow(self, num_places: int, cache: Cache) -> None:
+        size = num_places * cache.width
+        if self._memory.numel() < size or self._memory.dtype != cache.dtype:
+            self._memory = torch.empty(size, dtype=cache.dtype)
+
+
+class Planner:
+    """Makes the plan of one step."""
+
+    def __init__(self, shape: tuple[int, int, int], cache: Cache, memory: Tensor, spans: list[Span],
+                 num_tokens: int) -> None:
+        self._shape = shape
+        self._cache = cache
+        self._memory = memory
+        self._edge = Edge(max(span.end for span in spans))
+        self._tiles_of_piece: dict[int, Tensor] = {}  # by its number of tokens
+        self.output = torch.zeros(num_tokens, prod(shape), dtype=cache.dtype)
+        self._results = self.output.view(num_tokens, *shape)
+
+    def plan_decodes(self, batches: list[list[Span]]) -> list[Gathering]:
+        """The batches stand on the token axis one after the other."""
+        ends = list(accumulate(map(len, batches)))
+        return [self._decode(spans, slice(end - len(spans), end)) for spans, end in zip(batches, ends, strict=True)]
+
+    def _decode(self, spans: list[Span], tokens: slice) -> Gathering:
+        kv_heads, group, head_dim = self._shape
+        length = length_of(spans[0])
+        target, keys, values = self._gathered(len(spans), length)
+        tiles = torch.zeros(len(spans), kv_heads, TILE, head_dim, dtype=self._cache.dtype)
+        mask = self._edge.rows([span.start for span in spans], length)[:, None, None]  # [spans, 1, 1, length]
+        call = Call(tokens, tiles, tiles[:, :, :group], keys, values, mask, self._results[tokens])
+        return Gathering(self._units(spans, length), target, [call])
+
+    def plan_chunks(self, chunks: list[Span]) -> list[Gathering]:
+        if not chunks:
+            return []
+        pieces = [list(cut(chunk)) for chunk in chunks]
+        slope = Slope(self._edge, [piece for some in pieces for piece in some], self._shape[1])
+        return [self._chunk(chunk, some, slope) for chunk, some in zip(chunks, pieces, strict=True)]
+
+    def _chunk(self, chunk: Span, pieces: list[Span], slope: "Slope") -> Gathering:
+        target, keys, values = self._gathered(1, length_of(chunk))
+        calls = [self._piece(piece, keys[0], values[0], slope) for piece in pieces]
+        return Gathering(self._units([chunk], length_of(chunk)), target, calls)
+
+    def _piece(self, piece: Span, keys: Tensor, values: Tensor, slope: "Slope") -> Call:
+        """`keys` and `values` are those of the chunk, [kv_heads, places, head_dim], of which it needs the first."""
+        kv_heads, group, head_dim = self._shape
+        tiles = self._tiles(piece.length)
+        rows = tiles.view(kv_heads, -1, head_dim)[:, :piece.length * group]  # [kv_heads, tokens * group, head_dim]
+        rows = rows.view(kv_heads, piece.length, group, head_dim).transpose(0, 1)
+        size = (kv_heads, tiles.shape[1], length_of(piece), head_dim)
+        keys, values = (some[:, None, :length_of(piece)].expand(size) for some in (keys, values))
+        tokens = slice(piece.row, piece.row + piece.length)
+        mask = slope.mask(piece.start, tiles.shape[1], length_of(piece))
+        return Call(tokens, tiles, rows, keys, values, mask, self._results[tokens])
+
+    def _tiles(self, num_tokens: int) -> Tensor:
+        """[kv_heads, tiles, 16, head_dim] for a piece. Pieces of equally many tokens use the same, one by one."""
+        kv_heads, group, head_dim = self._shape
+        if num_tokens not in self._tiles_of_piece:
+            size = (kv_heads, num_tiles(num_tokens * group), TILE, head_dim)
+            self._tiles_of_piece[num_tokens] = torch.zeros(size, dtype=self._cache.dtype)
+        return self._tiles_of_piece[num_tokens]
+
+    def _units(self, spans: list[Span], length: int) -> Tensor:
+        return integers([unit for span in spans for unit in self._cache.units_of(span.blocks, span.end, length)])
+
+    def _gathered(self, count: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """[units, ..] to copy to, and then in it the keys and the values, each [count, kv_heads, length, head_dim]."""
+        kv_heads, _, head_dim = self._shape
+        memory = self._memory[:count * length * self._cache.width]
+        keys, values = memory.view(count, length, 2, kv_heads, head_dim).permute(2, 0, 3, 1, 4)
+        return memory.view(-1, UNIT * self._cache.width), keys, values
+
+
+class Edge:
+    """A row of a mask is zero as far as its token may look, and minus infinity beyond: all are windows of one edge."""
+
+    def __init__(self, end: int) -> None:
+        """For positions before `end`, and for those of the rows that fill a piece's last tile."""
+        self._height = end + PIECE + TILE
+        self._values = torch.zeros(self._height + LONG)
+        self._values[self._height:] = -torch.inf
+
+    def rows(self, positions: list[int], length: int) -> Tensor:
+        """[positions, length], where `length` is at most by 512 more than a position."""
+        windows = self._values.unfold(0, length, 1)
+        return windows.index_select(0, integers([self._height - 1 - position for position in positions]))
+
+
+class Slope:
+    """The masks of all pieces are windows of one, since the diagonal is the same in each.
+
+        0 0 0 0 0 - - -      a token of the piece that starts latest; an earlier piece uses columns further to the right
+        0 0 0 0 0 0 - -      the next token
+    """
+
+    def __init__(self, edge: Edge, pieces: list[Span], group: int) -> None:
+        self._latest = max(piece.start for piece in pieces)
+        num_rows = max(num_tiles(piece.length * group) for piece in pieces) * TILE
+        positions = [self._latest + row // group for row in range(num_rows)]
+        self._rows = edge.rows(positions, self._latest + LONG)
+
+    def mask(self, start: int, tiles: int, length: int) -> Tensor:
+        """[1, tiles, 16, length] for a piece that starts there."""
+        left = self._latest - start
+        return self._rows[:tiles * TILE, left:left + length].view(1, tiles, TILE, length)
+
+
+def num_tiles(num_rows: int) -> int:
+    return -(-num_rows // TILE)
+
+
+def batched(ordered: list[Span], most_places: int) -> Iterator[list[Span]]:
+    """Decodes that share a call: of one length, and no more than are gathered at a time."""
+    for length, same in groupby(ordered, length_of):
+        spans, most = list(same), max(1, most_places // length)
+        yield from (spans[first:first + most] for first in range(0, len(spans), most))
+
+
+def cut(chunk: Span) -> Iterator[Span]:
+    """Into pieces that end where lengths may change."""
+    start = chunk.start
+    while start < chunk.end:
+        end = min(chunk.end, (start // PIECE + 1) * PIECE)
+        yield Span(chunk.row + start - chunk.start, start, end - start, chunk.blocks)
+        start = end

@@ -1,0 +1,55 @@
+"""Attention in plain torch, on any device: obviously right, and slow.
+
+Every span is computed by itself, in float32, so its company does not change a bit of it; how a prompt is cut into
+chunks does.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shard.attention.span import Span, integers
+from shard.cache import Cache
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one span looks at."""
+
+    rows: slice  # on the token axis
+    slots: Tensor  # [places] from the sequence's first token to the span's last
+    hidden: Tensor  # [length, places], where a place is later than the token
+
+
+class ReferenceAttention:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        self._shape = (num_kv_heads, num_heads // num_kv_heads, head_dim)
+
+    def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> list[Look]:  # noqa: ARG002
+        return [look(span, cache) for span in decodes + chunks]
+
+    def run(self, queries: Tensor, cache: Cache, layer: int, plan: list[Look]) -> Tensor:
+        """`queries` is [tokens, heads, head_dim], the result [tokens, heads * head_dim]."""
+        output = torch.zeros_like(queries)
+        for place in plan:
+            keys, values = (self._read(rows[layer], place.slots) for rows in (cache.keys, cache.values))
+            output[place.rows] = self._attend(queries[place.rows].float(), keys, values, place.hidden)
+        return output.flatten(1)
+
+    def _read(self, rows: Tensor, slots: Tensor) -> Tensor:
+        kv_heads, _, head_dim = self._shape
+        return rows.index_select(0, slots).float().view(-1, kv_heads, head_dim).transpose(0, 1)
+
+    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
+        """`queries` is [length, heads, head_dim], `keys` and `values` are [kv_heads, places, head_dim]."""
+        grouped = queries.view(-1, *self._shape).permute(1, 2, 0, 3)  # [kv_heads, group, length, head_dim]
+        scores = torch.matmul(grouped, keys[:, None].mT) * self._shape[2] ** -0.5  # [kv_heads, group, length, places]
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        return torch.matmul(weights, values[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def look(span: Span, cache: Cache) -> Look:
+    slots = integers(cache.slots(span.blocks, 0, span.end)).to(cache.device)
+    places, own = (torch.arange(first, span.end, device=cache.device) for first in (0, span.start))
+    return Look(slice(span.row, span.row + span.length), slots, places > own[:, None])

@@ -1,0 +1,25 @@
+"""Where one rank computes: on which device, and with how many threads. Knows nothing of what is computed."""
+
+import torch
+
+CORES_WITHOUT_ROUTER = 4  # up to so many the shards use all, and the router finds time between
+
+
+def choose_device(asked: str, rank: int, num_gpus: int) -> torch.device:
+    """Ranks go round the GPUs, so that several may share one."""
+    if asked == "cuda" and not num_gpus:
+        raise ValueError("--device cuda needs a GPU that torch can use, there is none; use --device cpu")
+    if asked == "cpu" or not num_gpus:
+        return torch.device("cpu")
+    return torch.device("cuda", rank % num_gpus)
+
+
+def count_sharing(rank: int, size: int, num_gpus: int) -> int:
+    """How many ranks use this rank's GPU."""
+    return len(range(rank % num_gpus, size, num_gpus))
+
+
+def count_threads(asked: int, num_cores: int, num_shards: int) -> int:
+    """Threads of one shard on a CPU with so many cores."""
+    free = num_cores if num_cores <= CORES_WITHOUT_ROUTER else num_cores - 1
+    return asked or max(1, free // num_shards)

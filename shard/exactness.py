@@ -1,0 +1,98 @@
+"""The gate at start: whether a sequence gets the same bits alone, in any company, and however its prompt is cut.
+
+Runs one layer and the head of the model at hand on the machine at hand and compares bits, not closeness. Knows nothing
+of what follows from the verdict.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from shard.attention.backends import Attention
+from shard.cache import Cache
+from shard.change import Chunk, Step
+from shard.runner import Model
+from shard.sequence import Sampling, Sequence
+from shard.step import build
+
+LENGTH = 100  # tokens of the sequence that is looked at: its last places are gathered as 128, its first as 64
+CUT = 37
+COMPANIES = (2, 17, 300)
+HEAD_ROWS = 17  # the head is large, and takes part up to this many rows
+BLOCK_SIZE = 16
+
+Bits = dict[str, Tensor]
+
+
+class Gate:
+    def __init__(self, model: Model, attention: Attention, cache: Callable[[int], Cache], vocabulary_size: int,
+                 device: torch.device) -> None:
+        """`model` has one layer; `cache` makes one for it, of so many blocks."""
+        self._model = model
+        self._attention = attention
+        self._cache = cache(2 * blocks_of(LENGTH))
+        self._device = device
+        generator = torch.Generator().manual_seed(0)
+        tokens: list[int] = torch.randint(vocabulary_size, (2 * LENGTH,), generator=generator).tolist()
+        self._observed = sequence(0, tokens[:LENGTH], 0)
+        # All the others read and write the same blocks: what they compute is of no interest.
+        self._others = [sequence(number, tokens[LENGTH:], blocks_of(LENGTH)) for number in range(max(COMPANIES))]
+
+    @torch.inference_mode()
+    def verdict(self) -> str:
+        """What differs, or nothing. Each case finds in the cache what those before it left, which has the right bits as
+        long as none of them differs."""
+        expected = self._alone()
+        for name, case in self._cases():
+            bits = case()
+            different = [part for part in bits if not torch.equal(bits[part], expected[part])]
+            if different:
+                return f"{name} has other bits in {' and '.join(different)} than the same prompt alone"
+        return ""
+
+    def _cases(self) -> list[tuple[str, Callable[[], Bits]]]:
+        return [
+            ("a prompt in two chunks", self._in_chunks),
+            ("a token decoded alone", partial(self._decoded, 1)),
+            *((f"a token in a batch of {size}", partial(self._decoded, size)) for size in COMPANIES),
+            ("a chunk beside decodes", partial(self._beside, COMPANIES[0])),
+        ]
+
+    def _alone(self) -> Bits:
+        self._run(Step(chunks=[Chunk(self._others[0], 0, LENGTH)]))
+        return self._last(Step(chunks=[Chunk(self._observed, 0, LENGTH)]), LENGTH - 1)
+
+    def _in_chunks(self) -> Bits:
+        self._run(Step(chunks=[Chunk(self._observed, 0, CUT)]))
+        return self._last(Step(chunks=[Chunk(self._observed, CUT, LENGTH - CUT)]), LENGTH - CUT - 1)
+
+    def _decoded(self, size: int) -> Bits:
+        others, place = self._others[:size - 1], (size - 1) // 2
+        return self._last(Step(decodes=[*others[:place], self._observed, *others[place:]]), place)
+
+    def _beside(self, size: int) -> Bits:
+        step = Step(decodes=self._others[:size], chunks=[Chunk(self._observed, CUT, LENGTH - CUT)])
+        return self._last(step, size + LENGTH - CUT - 1)
+
+    def _run(self, step: Step) -> Tensor:
+        inputs = build(step, self._cache, self._attention, self._device)
+        return self._model.hidden(inputs, self._cache, self._attention)
+
+    def _last(self, step: Step, row: int) -> Bits:
+        """Of the observed sequence's last token, which stands in this row. Only rank 0 has logits."""
+        hidden = self._run(step)
+        logits = self._model.logits(hidden[max(0, row + 1 - HEAD_ROWS):row + 1])
+        bits = {"hidden states": hidden[row].clone()}
+        return bits if logits is None else bits | {"logits": logits[-1].clone()}
+
+
+def sequence(number: int, tokens: list[int], first_block: int) -> Sequence:
+    blocks = list(range(first_block, first_block + blocks_of(LENGTH)))
+    return Sequence(id=number, tokens=tokens, num_prompt_tokens=LENGTH, num_given=LENGTH, computed=0, num_cached=0,
+                    blocks=blocks, key=0, sampling=Sampling(), prompt_logprobs=False, adapter=0, grammar=0)
+
+
+def blocks_of(length: int) -> int:
+    return -(-length // BLOCK_SIZE)

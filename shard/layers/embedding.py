@@ -1,0 +1,55 @@
+"""Embedding and head, shared by the ranks along the vocabulary.
+
+Every rank has equally many ids; those beyond the vocabulary are zeros, and cut off again.
+"""
+
+from torch import Tensor
+
+from shard.distributed import Group, padded_share
+from shard.layers.linear import Linear, make_linear, packs
+from shard.weights import Weights
+
+
+class Embedding:
+    def __init__(self, weights: Weights, group: Group, name: str, shape: tuple[int, int]) -> None:
+        """`shape: [vocabulary, hidden]`, of all ranks together. Kept as it is stored where that is smaller."""
+        self._group = group
+        self._ids = padded_share(shape[0], group.rank, group.size)
+        self._dtype = weights.dtype
+        kept = min(weights.dtype, weights.dtype_of(name), key=lambda dtype: dtype.itemsize)
+        self.weight = weights.rows(name, shape, self._ids, kept)  # [ids, hidden]
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """`[tokens] -> [tokens, hidden]`"""
+        if self._group.size == 1:
+            return self.weight.index_select(0, tokens).to(self._dtype)
+        places = tokens - self._ids.start
+        mine = (places >= 0) & (places < len(self._ids))
+        rows = self.weight.index_select(0, places.where(mine, 0)).to(self._dtype)
+        return self._group.sum(rows.where(mine.unsqueeze(1), 0))
+
+
+class Head:
+    def __init__(self, linear: Linear, group: Group, vocabulary_size: int) -> None:
+        """`linear` gives the logits of this rank's ids."""
+        self._linear = linear
+        self._group = group
+        self._vocabulary_size = vocabulary_size
+
+    def __call__(self, hidden: Tensor) -> Tensor | None:
+        """`[rows, hidden] -> [rows, vocabulary]`, on rank 0 only"""
+        logits = self._group.gather(self._linear(hidden))
+        return None if logits is None else logits[:, :self._vocabulary_size].float()
+
+
+def read_head(weights: Weights, group: Group, name: str, shape: tuple[int, int]) -> Head:
+    ids = padded_share(shape[0], group.rank, group.size)
+    weight = weights.rows(name, shape, ids, brief=packs(weights.dtype, weights.device))
+    return Head(make_linear(weight), group, shape[0])
+
+
+def tied_head(weights: Weights, group: Group, name: str, shape: tuple[int, int], embedding: Embedding) -> Head:
+    """The embedding serves again where it has the right type; a packed product makes a copy of its own."""
+    if embedding.weight.dtype != weights.dtype:
+        return read_head(weights, group, name, shape)
+    return Head(make_linear(embedding.weight), group, shape[0])

@@ -1,0 +1,69 @@
+"""Products shared by the ranks: each has some of a weight's rows, or of its columns, and then the results are summed.
+
+Reads the slices and picks the kind of product. Knows nothing of which rank has what: ranges are given.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, float32
+
+from shard.distributed import Group
+from shard.layers.gated import GatedLinear, PackedGatedLinear, exact_silu_times, silu_times
+from shard.layers.linear import Linear, make_linear, packs
+from shard.weights import Rows, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of the outputs of a product of the checkpoint."""
+
+    name: str
+    shape: tuple[int, int]  # [out, in], of all ranks together
+    rows: range
+    bias: bool
+
+    @property
+    def weight_rows(self) -> Rows:
+        return Rows(f"{self.name}.weight", self.shape, self.rows)
+
+    @property
+    def bias_rows(self) -> Rows:
+        return Rows(f"{self.name}.bias", self.shape[:1], self.rows)
+
+
+def read_bias(weights: Weights, parts: Sequence[Part]) -> Tensor | None:
+    return weights.stack([part.bias_rows for part in parts]) if parts[0].bias else None
+
+
+def column_linear(weights: Weights, parts: Sequence[Part]) -> Linear:
+    """One product for several of the checkpoint, side by side."""
+    brief = packs(weights.dtype, weights.device)
+    return make_linear(weights.stack([part.weight_rows for part in parts], brief=brief), read_bias(weights, parts))
+
+
+def gated_linear(weights: Weights, gate: Part, up: Part) -> Linear:
+    if not packs(weights.dtype, weights.device):
+        return GatedLinear(column_linear(weights, [gate, up]), silu_times)
+    if weights.dtype == float32:  # faster than a product with the activation on its way: tests/shard/test_gated.py
+        return GatedLinear(column_linear(weights, [gate, up]), exact_silu_times)
+    return PackedGatedLinear(*(weights.stack([part.weight_rows]) for part in (gate, up)),
+                             *(read_bias(weights, [part]) for part in (gate, up)))
+
+
+class RowLinear:
+    def __init__(self, linear: Linear, group: Group) -> None:
+        """`linear` takes this rank's part of the inputs."""
+        self._linear = linear
+        self._group = group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._group.sum(self._linear(x))
+
+
+def row_linear(weights: Weights, group: Group, name: str, shape: tuple[int, int], columns: range, *,
+               bias: bool) -> RowLinear:
+    """The bias is rank 0's, so that it is added once."""
+    added = weights.whole(f"{name}.bias", shape[:1]) if bias else None
+    weight = weights.columns(f"{name}.weight", shape, columns, brief=packs(weights.dtype, weights.device))
+    return RowLinear(make_linear(weight, added if group.rank == 0 else None), group)

@@ -1,0 +1,89 @@
+"""Rotary position embedding: every position turns the pairs of a head's values by its own angles.
+
+A value's partner stands half a head away. Everything that depends on a position alone is in one table, made at start.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from shard.models.config import Rotary
+
+
+def plain_frequencies(theta: float, head_dim: int) -> Tensor:
+    """Radians per position, in float32 as it was trained: at a large position the rounding is in the angle."""
+    return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+
+
+def linear(rotary: Rotary, head_dim: int) -> Tensor:
+    return plain_frequencies(rotary.theta, head_dim) / rotary.factor
+
+
+def unscaled(rotary: Rotary, head_dim: int) -> Tensor:
+    return plain_frequencies(rotary.theta, head_dim)
+
+
+def llama3(rotary: Rotary, head_dim: int) -> Tensor:
+    """Slow turns are stretched, fast ones are left, those between are blended by their length."""
+    plain = plain_frequencies(rotary.theta, head_dim)
+    turns = rotary.original_positions * plain / (2 * math.pi)  # within the original context
+    low, high = rotary.low_frequency_factor, rotary.high_frequency_factor
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * plain / rotary.factor + kept * plain
+
+
+def yarn(rotary: Rotary, head_dim: int) -> Tensor:
+    """Which are stretched follows from the index of the pair, by a ramp."""
+    plain = plain_frequencies(rotary.theta, head_dim)
+    first, last = (pair_of(turns, rotary, head_dim) for turns in (rotary.beta_fast, rotary.beta_slow))
+    if rotary.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    ramp = (torch.arange(head_dim // 2) - first) / ((last - first) or 0.001)
+    stretched = ramp.clamp(0, 1)
+    return plain / rotary.factor * stretched + plain * (1 - stretched)
+
+
+def pair_of(turns: float, rotary: Rotary, head_dim: int) -> float:
+    """The pair, between whole numbers, that makes so many turns within the original context."""
+    return head_dim * math.log(rotary.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
+
+
+FREQUENCIES: dict[str, Callable[[Rotary, int], Tensor]] = {
+    "default": unscaled,
+    "linear": linear,
+    "dynamic": unscaled,  # up to the length that the model was trained for, which is as far as it is served
+    "llama3": llama3,
+    "yarn": yarn,
+}
+
+
+class Turn:
+    """What a step's positions do to queries and keys."""
+
+    def __init__(self, cosines: Tensor, sines: Tensor) -> None:
+        """`cosines, sines: [tokens, 1, head_dim]`, the first half of the sines negative"""
+        self._cosines = cosines
+        self._sines = sines
+        self._half = cosines.shape[-1] // 2
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x: [tokens, heads, head_dim]`"""
+        wide = x.float()
+        partners = wide.roll(self._half, -1)
+        return (wide * self._cosines).addcmul_(partners, self._sines).to(x.dtype)
+
+
+class RotaryTable:
+    def __init__(self, rotary: Rotary, head_dim: int, max_positions: int, device: torch.device) -> None:
+        frequencies = FREQUENCIES[rotary.kind](rotary, head_dim)
+        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
+        # float64, since in float32 an angle's cosine may depend on where in memory it stands
+        turned = torch.cat([angles.double().cos(), angles.double().sin()], dim=-1) * rotary.amplitude
+        self._table = turned.float().to(device)  # [positions, head_dim]
+
+    def at(self, positions: Tensor) -> Turn:
+        cosines, sines = self._table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+        return Turn(torch.cat([cosines, cosines], dim=-1), torch.cat([-sines, sines], dim=-1))

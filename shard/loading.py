@@ -1,0 +1,130 @@
+"""From settings to a model that runs: the one place where device, number type, ranks, weights and attention meet.
+
+Knows nothing of steps or messages. Everything that users can do wrong is a ValueError.
+"""
+
+import logging
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from shard.attention.backends import Attention, choose_attention, make_attention
+from shard.cache import Cache
+from shard.checkpoint import read_config
+from shard.config import ShardConfig
+from shard.device import choose_device, count_sharing, count_threads
+from shard.distributed import Group, choose_backend, join
+from shard.exactness import Gate
+from shard.layers.linear import can_pack
+from shard.machine import Forgotten, Kept, fingerprint
+from shard.memory import Room, gpu_room, host_room, read_gpu, read_host
+from shard.models.config import ModelConfig
+from shard.models.decoder import Decoder
+from shard.models.table import load_model
+from shard.precision import Memory, choose_dtype, find_quickest, name, packed_product, settled
+from shard.runner import Runner
+from shard.sampling import Sampler
+from shard.system import count_cores
+from shard.weights import Weights
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    name: str
+    model: Decoder
+    attention: Attention
+    runner: Runner
+    group: Group
+    device: torch.device
+    dtype: torch.dtype
+    inexact: str  # why answers may depend on their company, or nothing
+    num_sharing: int  # shards that take their cache from the same memory
+    memory_fraction: float | None
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    def cache(self, block_size: int, num_blocks: int) -> Cache:
+        return make_cache(self.model, block_size, num_blocks, self.dtype, self.device)
+
+    def block_bytes(self, block_size: int) -> int:
+        model = self.model
+        return Cache.bytes_per_block(model.num_layers, model.num_kv_heads, model.head_dim, block_size, self.dtype)
+
+    def room(self) -> Room:
+        """For the cache, after the largest step has run."""
+        if self.device.type == "cuda":
+            return gpu_room(*read_gpu(self.device.index), self.memory_fraction, self.num_sharing)
+        return host_room(read_host(), self.memory_fraction, self.num_sharing)
+
+
+def load(config: ShardConfig) -> Loaded:
+    num_gpus, folder = torch.cuda.device_count(), Path(config.model)
+    device = choose_device(config.device, config.rank, num_gpus)
+    if device.type == "cpu":
+        torch.set_num_threads(count_threads(config.threads, count_cores(), config.world_size))
+    else:
+        torch.cuda.set_device(device)
+    described = read_config(folder)
+    group = join(config.rank, config.world_size,
+                 choose_backend(config.dist_backend, device.type, config.world_size, num_gpus), config.meeting_point)
+    memory: Memory = Kept(Path(config.memory)) if config.memory else Forgotten()
+    dtype = chosen_dtype(config, described.dtype, device, group, memory)
+    model = read_weights(folder, described, group, dtype, device)
+    backend = choose_attention(config.attention, device.type)
+    attention = make_attention(backend, described.num_heads // group.size, model.num_kv_heads, described.head_dim)
+    shape = asdict(described) | {"dtype": dtype, "attention": backend, "ranks": group.size, "device": device.type}
+    gate = Gate(model.cut(1), attention, partial(make_cache, model.cut(1), 16, dtype=dtype, device=device),
+                described.vocabulary_size, device)
+    inexact = examine(gate, group, memory, fingerprint(shape))
+    if inexact:
+        log.warning("answers may depend on what else is served at the same time: %s", inexact)
+    runner = Runner(model, attention, Sampler(described.vocabulary_size, device), group, device=device)
+    sharing = count_sharing(config.rank, config.world_size, num_gpus) if device.type == "cuda" else config.world_size
+    return Loaded(config.model, model, attention, runner, group, device, dtype, inexact, sharing,
+                  config.memory_fraction)
+
+
+def chosen_dtype(config: ShardConfig, stored: torch.dtype, device: torch.device, group: Group,
+                 memory: Memory) -> torch.dtype:
+    key = fingerprint({"asked": "the faster number type"})
+    find = partial(settled, group, memory, key, partial(find_quickest, can_pack, packed_product))
+    precision = choose_dtype(config.dtype, stored, device.type, find)
+    if precision.note:
+        log.info("%s", precision.note)
+    return precision.dtype
+
+
+def read_weights(folder: Path, config: ModelConfig, group: Group, dtype: torch.dtype,
+                 device: torch.device) -> Decoder:
+    with Weights(folder, dtype, device) as weights:
+        model = load_model(config, weights, group)
+        if unclaimed := weights.unclaimed():
+            raise ValueError(f"{folder}: {config.architecture} has no use for {', '.join(unclaimed[:3])}"
+                             f"{' and others' if len(unclaimed) > 3 else ''}; is config.json the one of this model?")
+    log.info("loaded %s in %s on %s", config.architecture, name(dtype), device)
+    return model
+
+
+def make_cache(model: Decoder, block_size: int, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Cache:
+    return Cache(model.num_layers, model.num_kv_heads, model.head_dim, block_size=block_size, num_blocks=num_blocks,
+                 dtype=dtype, device=device)
+
+
+def examine(gate: Gate, group: Group, memory: Memory, key: str) -> str:
+    """Why this model on this machine is not exact, or nothing; found out once where it can be kept. All ranks take part
+    or none, and what one finds counts for all."""
+    known = memory.get(key)
+    if group.minimum(int(known is not None)):
+        assert known is not None
+        return known
+    verdict = gate.verdict()
+    if not group.minimum(int(not verdict)):
+        verdict = verdict or "another shard found a difference"
+    memory.put(key, verdict)
+    return verdict

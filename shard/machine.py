@@ -1,0 +1,64 @@
+"""What was found out about this machine, and is true until machine, build or shape change.
+
+Knows nothing of what it is that is remembered.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+class Forgotten:
+    """Nothing is kept: all is found out at every start."""
+
+    def get(self, key: str) -> str | None:  # noqa: ARG002 - there is none
+        return None
+
+    def put(self, key: str, found: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """In a file, which may be missing, or damaged: then all is found out anew."""
+
+    path: Path
+
+    def get(self, key: str) -> str | None:
+        known = self._all().get(key)
+        return known if isinstance(known, str) else None
+
+    def put(self, key: str, found: str) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self.path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(self._all() | {key: found}))
+        unfinished.replace(self.path)
+
+    def _all(self) -> dict[str, object]:
+        try:
+            kept = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return {}
+        return kept if isinstance(kept, dict) else {}
+
+
+def fingerprint(shape: Mapping[str, object]) -> str:
+    """Machine, build and shape as one key."""
+    machine = {"processor": processor(), "torch": torch.__version__, "threads": torch.get_num_threads(),
+               "capability": torch.backends.cpu.get_cpu_capability()}
+    return hashlib.sha256(json.dumps(machine | dict(shape), sort_keys=True, default=str).encode()).hexdigest()
+
+
+def processor() -> str:
+    """What tells one kind of processor from another, as far as the system says."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.split("\t")[0].strip() in wanted}))

@@ -1,0 +1,129 @@
+"""How much memory the cache may take, and in a sentence why.
+
+Reading the system (`read_host`, `read_gpu`, `WorkSpace`) is apart from the arithmetic. Knows nothing of models: what a
+block takes is told.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import cuda
+
+from shard.system import ROOT, group_folders, read_figures
+
+HOST_FRACTION = 0.5
+GPU_FRACTION = 0.9
+RESET_PEAK = "5"  # see proc_pid_clear_refs(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    bytes: int
+    source: str  # who says so, as in "that the system has available"
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one shard's cache may take, and how that came about."""
+
+    bytes: int
+    why: str
+
+
+class Accounting(NamedTuple):
+    """What a version of control groups calls its limit, its usage, and the part of it that can be dropped any time."""
+
+    limit: str
+    usage: str
+    files: tuple[str, str]
+
+
+ACCOUNTINGS = (
+    Accounting("memory.max", "memory.current", ("active_file", "inactive_file")),
+    Accounting("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),
+)
+
+
+def host_room(available: Available, fraction: float | None, num_shards: int, work_space: int = 0) -> Room:
+    """`work_space` is what the largest step of one shard needs beside the cache, if that is known: the rest of the
+    memory is usually more than enough."""
+    share = HOST_FRACTION if fraction is None else fraction
+    each = int(available.bytes * share) // num_shards - work_space
+    shared = f", shared by {num_shards} shards" if num_shards > 1 else ""
+    less = f", less {gib(work_space)} for the work of a step" if work_space else ""
+    return Room(max(0, each), f"{share:.0%} of the {gib(available.bytes)} {available.source}{shared}{less}")
+
+
+def gpu_room(free: int, total: int, fraction: float | None, num_sharing: int) -> Room:
+    """After the largest step, whose work space the process still holds; so many shards use this GPU."""
+    kept = int(total * (1 - (GPU_FRACTION if fraction is None else fraction)))
+    shared = f", shared by {num_sharing} shards" if num_sharing > 1 else ""
+    return Room(max(0, free - kept) // num_sharing,
+                f"the {gib(free)} of {gib(total)} that the GPU has left beside weights and the work of a step, less "
+                f"{gib(kept)} that stay free{shared}")
+
+
+def count_blocks(room: Room, block_bytes: int, num_spare: int) -> int:
+    """How many blocks fit beside the spare ones."""
+    count = room.bytes // block_bytes - num_spare
+    if count < 1:
+        raise ValueError(f"there is no room for a cache: {num_spare + 1} blocks of {block_bytes} bytes are the least, "
+                         f"and there are {gib(room.bytes)} ({room.why}); raise --memory-fraction, free memory, or "
+                         f"choose more shards or a smaller model")
+    return count
+
+
+def explain(num_blocks: int, block_size: int, block_bytes: int, num_fitting: int, room: Room) -> str:
+    """Why the cache has this many blocks where `num_fitting` would fit here."""
+    size = (f"the cache has {num_blocks} blocks of {block_size} places ({num_blocks * block_size} tokens, "
+            f"{gib(num_blocks * block_bytes)})")
+    if num_blocks < num_fitting:
+        return (f"{size}: no more were asked for, or fit on another shard; here {num_fitting} blocks would fit "
+                f"({room.why})")
+    return f"{size}: {room.why}"
+
+
+def gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the system says
+
+
+class WorkSpace:
+    """How much more memory than before and after this process held at its peak."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._folder = root / "proc/self"
+        with suppress(OSError):  # some sandboxes have no such file: then it is the peak since the start
+            (self._folder / "clear_refs").write_text(RESET_PEAK)
+
+    def measure(self) -> int:
+        figures = read_figures(self._folder / "status")
+        return (figures["VmHWM"] - figures["VmRSS"]) * 1024
+
+
+def read_gpu(device: int) -> tuple[int, int]:
+    """Free and total bytes; what this process has cached counts as used."""
+    free, total = cuda.mem_get_info(device)
+    return free, total
+
+
+def read_host(root: Path = ROOT) -> Available:
+    system = read_figures(root / "proc/meminfo")["MemAvailable"] * 1024
+    groups = [Available(free, "that the control group of this process may still use") for free in read_groups(root)]
+    return min([Available(system, "that the system has available"), *groups], key=lambda available: available.bytes)
+
+
+def read_groups(root: Path) -> Iterator[int]:
+    """What the control group of this process, and each around it, has left of its limit."""
+    for folder in group_folders("memory", root):
+        for limit, usage, files in ACCOUNTINGS:
+            if (folder / limit).exists() and (most := (folder / limit).read_text().strip()) != "max":
+                stat = read_figures(folder / "memory.stat")
+                used = int((folder / usage).read_text()) - sum(stat[name] for name in files)
+                yield max(0, int(most) - max(0, used))

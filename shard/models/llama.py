@@ -1,0 +1,99 @@
+"""Llama, and what other models have in common with it: a norm before attention, a norm before a gated product.
+
+Written as for one device: what the ranks share is in the linears. Knows nothing of steps, sequences or blocks.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from shard.attention.backends import Attention
+from shard.cache import Cache
+from shard.layers.parallel import Part, column_linear, gated_linear, row_linear
+from shard.layers.rotary import Turn
+from shard.models.decoder import Decoder, Product, Source, read_decoder
+from shard.step import Inputs
+
+HeadNorm = Callable[[Tensor], Tensor]  # [tokens, heads + kv heads, head_dim]
+
+
+class SelfAttention:
+    def __init__(self, source: Source, layer: int, *, qkv_bias: bool, output_bias: bool,
+                 head_norm: HeadNorm | None = None) -> None:
+        config, name, hidden = source.config, f"model.layers.{layer}.self_attn", source.config.hidden_size
+        self._layer, self._head_norm = layer, head_norm
+        self._head_dim, self._num_heads = config.head_dim, len(source.heads)
+        self._num_turned = self._num_heads + len(source.kv_heads)
+
+        def part(projection: str, heads: range, num_heads: int) -> Part:
+            return Part(f"{name}.{projection}", (num_heads * config.head_dim, hidden), widened(heads, config.head_dim),
+                        qkv_bias)
+
+        self._qkv = column_linear(source.weights, [
+            part("q_proj", source.heads, config.num_heads), part("k_proj", source.kv_heads, config.num_kv_heads),
+            part("v_proj", source.kv_heads, config.num_kv_heads)])
+        self._output = row_linear(
+            source.weights, source.group, f"{name}.o_proj", (hidden, config.num_heads * config.head_dim),
+            widened(source.heads, config.head_dim), bias=output_bias)
+        source.weights.ignore(f"{name}.rotary_emb.inv_freq")  # older files have it, and it follows from the config
+
+        self.products: list[Product] = [
+            (self._qkv, hidden), (self._output, len(source.heads) * config.head_dim)]
+
+    def __call__(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
+        qkv = self._qkv(x)  # [tokens, (heads + 2 * kv heads) * head_dim]
+        turned, values = self._turn(qkv, turn), qkv[:, self._num_turned * self._head_dim:]
+        keys = turned[:, self._num_heads:].flatten(1)  # [tokens, kv heads * head_dim]
+        cache.write(self._layer, keys, values, inputs.slots)
+        mixed = attention.run(turned[:, :self._num_heads], cache, self._layer, inputs.plan)
+        return self._output(mixed)  # [tokens, heads * head_dim] -> [tokens, hidden]
+
+    def _turn(self, qkv: Tensor, turn: Turn) -> Tensor:
+        """Queries and keys: `[tokens, heads + kv heads, head_dim]`"""
+        heads = qkv.view(len(qkv), -1, self._head_dim)[:, :self._num_turned]
+        return turn(heads if self._head_norm is None else self._head_norm(heads))
+
+
+class Mlp:
+    def __init__(self, source: Source, layer: int, *, bias: bool) -> None:
+        config, name = source.config, f"model.layers.{layer}.mlp"
+        wide, narrow = config.intermediate_size, config.hidden_size
+        self._gated = gated_linear(source.weights, *(
+            Part(f"{name}.{projection}", (wide, narrow), source.intermediate, bias)
+            for projection in ("gate_proj", "up_proj")))
+        self._down = row_linear(source.weights, source.group, f"{name}.down_proj", (narrow, wide),
+                                source.intermediate, bias=bias)
+        self.products: list[Product] = [(self._gated, narrow), (self._down, len(source.intermediate))]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(self._gated(x))
+
+
+class LlamaLayer:
+    def __init__(self, source: Source, layer: int, attention: SelfAttention, mlp: Mlp) -> None:
+        self._before_attention = source.norm(f"model.layers.{layer}.input_layernorm")
+        self._attention = attention
+        self._before_mlp = source.norm(f"model.layers.{layer}.post_attention_layernorm")
+        self._mlp = mlp
+        self.products = attention.products + mlp.products
+
+    def __call__(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
+        """`x: [tokens, hidden]`, added to in place"""
+        x += self._attention(self._before_attention(x), turn, inputs, cache, attention)
+        x += self._mlp(self._before_mlp(x))
+        return x
+
+
+def widened(heads: range, head_dim: int) -> range:
+    """The rows of a projection that make these heads."""
+    return range(heads.start * head_dim, heads.stop * head_dim)
+
+
+def read_layer(source: Source, layer: int) -> LlamaLayer:
+    bias = source.config.attention_bias
+    return LlamaLayer(source, layer, SelfAttention(source, layer, qkv_bias=bias, output_bias=bias),
+                      Mlp(source, layer, bias=source.config.mlp_bias))
+
+
+def read_llama(source: Source) -> Decoder:
+    return read_decoder(source, read_layer)

@@ -1,0 +1,26 @@
+"""Qwen3: Llama with a norm of every query and key head by itself."""
+
+import torch
+
+from shard.layers.norm import RMSNorm
+from shard.models.decoder import Decoder, Source, read_decoder
+from shard.models.llama import LlamaLayer, Mlp, SelfAttention
+
+
+def read_head_norm(source: Source, layer: int) -> RMSNorm:
+    """One for queries and keys together, with each head's weights."""
+    shape, name = (source.config.head_dim,), f"model.layers.{layer}.self_attn"
+    queries, keys = (source.weights.whole(f"{name}.{norm}.weight", shape) for norm in ("q_norm", "k_norm"))
+    heads = [queries] * len(source.heads) + [keys] * len(source.kv_heads)
+    return RMSNorm(torch.stack(heads), source.config.norm_epsilon)  # [heads + kv heads, head_dim]
+
+
+def read_layer(source: Source, layer: int) -> LlamaLayer:
+    bias = source.config.attention_bias
+    attention = SelfAttention(
+        source, layer, qkv_bias=bias, output_bias=bias, head_norm=read_head_norm(source, layer))
+    return LlamaLayer(source, layer, attention, Mlp(source, layer, bias=False))
+
+
+def read_qwen3(source: Source) -> Decoder:
+    return read_decoder(source, read_layer)

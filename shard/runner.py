@@ -1,0 +1,125 @@
+"""Runs a step: from what the ledger says it consists of to what every sequence says, or that it failed.
+
+Model, attention, sampling and the group of ranks meet here. Knows nothing of messages, batches or the order of steps.
+Every rank does the same; rank 0 alone samples, and tells the others the tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from shard.answer import PromptPart, Said
+from shard.attention.backends import Attention
+from shard.cache import Cache
+from shard.change import Chunk, Step
+from shard.distributed import Group
+from shard.pb import shard_pb2 as pb
+from shard.sampling import Chosen, Sampler
+from shard.sequence import Sequence
+from shard.step import Inputs, build
+
+PROMPT_PIECE = 64  # rows of logits that are held at once for prompt logprobs
+NO_TOKEN = -1  # what rank 0 sends for a sequence whose logits are not finite
+
+
+class Model(Protocol):
+    """One rank's part of a model."""
+
+    def hidden(self, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor: ...  # [tokens, hidden_size]
+    def logits(self, hidden: Tensor) -> Tensor | None: ...  # [rows, vocabulary] on rank 0, None elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    said: dict[int, Said]  # by sequence; on rank 0 with logprobs
+    prompts: dict[int, PromptPart]
+    failures: dict[int, pb.Failure]
+
+
+class Runner:
+    def __init__(self, model: Model, attention: Attention, sampler: Sampler, group: Group, *,
+                 device: torch.device) -> None:
+        self.model = model
+        self._attention = attention
+        self._sampler = sampler
+        self._group = group
+        self._device = device
+
+    @torch.inference_mode()
+    def run(self, step: Step, cache: Cache) -> Outcome:
+        inputs = build(step, cache, self._attention, self._device)
+        hidden = self.model.hidden(inputs, cache, self._attention)  # [tokens, hidden_size]
+        failed = non_finite(step, hidden)
+        for sequence, start, end in written(step):
+            if sequence.id in failed:
+                cache.zero(blocks_between(sequence, start, end, cache.block_size))
+        prompts = {chunk.sequence.id: self._prompt_logprobs(chunk, rows, hidden)
+                   for chunk, rows in chunk_rows(step) if asks_for_prompt(chunk) and chunk.sequence.id not in failed}
+        said = self._say(step.yielding, hidden[inputs.sampled]) if step.yielding else {}
+        failed |= {sequence.id for sequence in step.yielding if sequence.id not in said}
+        return Outcome(said, prompts, dict.fromkeys(sorted(failed), pb.NON_FINITE))
+
+    def _say(self, sequences: list[Sequence], hidden: Tensor) -> dict[int, Said]:
+        """Whoever's logits are not finite says nothing."""
+        logits = self.model.logits(hidden)  # [sequences, vocabulary]
+        if logits is not None:
+            chosen = self._sampler.choose(logits, sequences)
+            if self._group.size > 1:
+                tokens = [token if fine else NO_TOKEN for token, fine in zip(chosen.tokens, chosen.finite, strict=True)]
+                self._group.broadcast(torch.tensor(tokens, device=self._device))
+            return {s.id: said(chosen, row) for row, s in enumerate(sequences) if chosen.finite[row]}
+        tokens = self._group.broadcast(torch.empty(len(sequences), dtype=torch.int64, device=self._device)).tolist()
+        return {s.id: Said([token], []) for s, token in zip(sequences, tokens, strict=True) if token != NO_TOKEN}
+
+    def _prompt_logprobs(self, chunk: Chunk, rows: range, hidden: Tensor) -> PromptPart:
+        """Of the tokens behind those of the chunk, as far as they are prompt; their logits are never held together."""
+        sequence = chunk.sequence
+        targets = sequence.tokens[chunk.start + 1:min(chunk.end + 1, sequence.num_prompt_tokens)]
+        logprobs: list[float] = []
+        for first in range(0, len(targets), PROMPT_PIECE):
+            piece = targets[first:first + PROMPT_PIECE]
+            begin = rows.start + first
+            logits = self.model.logits(hidden[begin:begin + len(piece)])
+            if logits is not None:
+                logprobs += self._sampler.prompt_logprobs(logits, piece)
+        return PromptPart(chunk.start + 1, logprobs)
+
+
+def said(chosen: Chosen, row: int) -> Said:
+    logprob, best = chosen.logprobs[row], chosen.top_tokens[row]
+    tops = ([best], [chosen.top_logprobs[row]]) if best else ([], [])
+    return Said([chosen.tokens[row]], [logprob], *tops)
+
+
+def asks_for_prompt(chunk: Chunk) -> bool:
+    return chunk.sequence.prompt_logprobs and chunk.start + 1 < chunk.sequence.num_prompt_tokens
+
+
+def chunk_rows(step: Step) -> list[tuple[Chunk, range]]:
+    """Where every chunk stands on the token axis: behind the decodes, one after the other."""
+    placed, row = [], len(step.decodes)
+    for chunk in step.chunks:
+        placed.append((chunk, range(row, row + chunk.length)))
+        row += chunk.length
+    return placed
+
+
+def written(step: Step) -> list[tuple[Sequence, int, int]]:
+    """Who wrote which places of its own in this step."""
+    return [(sequence, len(sequence.tokens) - 1, len(sequence.tokens)) for sequence in step.decodes] + [
+        (chunk.sequence, chunk.start, chunk.end) for chunk in step.chunks]
+
+
+def non_finite(step: Step, hidden: Tensor) -> set[int]:
+    """Sequences with a token whose outcome is not a number. A sum tells in one look that there is none."""
+    if bool(hidden.sum(dtype=torch.float32).isfinite()):
+        return set()
+    fine = hidden.isfinite().all(dim=-1).tolist()
+    failed = {sequence.id for row, sequence in enumerate(step.decodes) if not fine[row]}
+    return failed | {chunk.sequence.id for chunk, rows in chunk_rows(step) if not all(fine[rows.start:rows.stop])}
+
+
+def blocks_between(sequence: Sequence, start: int, end: int, block_size: int) -> list[int]:
+    return sequence.blocks[start // block_size:-(-end // block_size)]

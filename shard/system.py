@@ -1,0 +1,57 @@
+"""What the system grants this process: control groups with their limits, and cores.
+
+Read from files below a root folder, which a test may choose. Knows nothing of what the grants are used for.
+"""
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+GROUPS = Path("sys/fs/cgroup")
+
+
+def group_folders(controller: str, root: Path = ROOT) -> Iterator[Path]:
+    """Of the control group of this process, for version 2 and for this controller of version 1, and of each group
+    around it. A container may see itself at the top while its group's name says otherwise: what is not there is passed
+    over."""
+    table = root / "proc/self/cgroup"
+    tops = {"": root / GROUPS, controller: root / GROUPS / controller}
+    for line in table.read_text().splitlines() if table.exists() else ():
+        _, controllers, group = line.split(":", 2)
+        for top in (tops[name] for name in tops.keys() & set(controllers.split(","))):
+            place = top / group.strip("/")
+            yield from (folder for folder in (place, *place.parents) if folder.is_relative_to(top) and folder.exists())
+
+
+def read_figures(path: Path) -> dict[str, int]:
+    """Lines such as `VmRSS:  1234 kB` or `active_file 1234`."""
+    words = [line.replace(":", " ").split() for line in path.read_text().splitlines()]
+    return {name: int(value) for name, value, *_ in (line for line in words if len(line) > 1) if value.isdecimal()}
+
+
+def count_cores(root: Path = ROOT, allowed: Collection[int] | None = None) -> int:
+    """Cores that this process may keep busy: those it may run on, each counted once though it be several to the system,
+    and no more than the processor time of its control groups allows."""
+    numbers = os.sched_getaffinity(0) if allowed is None else allowed
+    cores = {siblings(root / f"sys/devices/system/cpu/cpu{number}/topology", number) for number in numbers}
+    return max(1, min([len(cores), *(int(quota) for quota in read_quotas(root))]))
+
+
+def siblings(topology: Path, number: int) -> str:
+    """What the threads of one core have in common."""
+    path = topology / "thread_siblings_list"
+    return path.read_text().strip() if path.exists() else str(number)
+
+
+def read_quotas(root: Path) -> Iterator[float]:
+    """How many cores' time the control groups allow, where they limit it."""
+    for folder in group_folders("cpu", root):
+        if (new := folder / "cpu.max").exists():
+            quota, period = new.read_text().split()
+        elif (old := folder / "cpu.cfs_quota_us").exists():
+            quota, period = old.read_text(), (folder / "cpu.cfs_period_us").read_text()
+        else:
+            continue
+        if quota != "max" and int(quota) > 0:
+            yield int(quota) / int(period)

@@ -1,0 +1,110 @@
+"""Steps that are run before anything is served: they warm up, and tell how long steps take.
+
+Sizes grow, kind by kind, up to the largest that the limits allow; on a CPU, where a large step takes many seconds and
+memory need not be found out, only until one takes long enough to tell what larger ones will take. Nothing is served
+meanwhile, so all rehearsed sequences share the cache's first blocks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from time import perf_counter
+
+from shard.cache import Cache
+from shard.change import Chunk, Step
+from shard.distributed import Group
+from shard.pb import shard_pb2 as pb
+from shard.runner import Runner
+from shard.sequence import Sampling, Sequence
+
+PATIENCE = {"cpu": 0.15, "cuda": inf}  # seconds of a step, by device, after which no larger one of its kind is tried
+BRIEF = 0.05  # seconds of a step up to which it is run once more, as what it had to set up counts
+GROWTH = 4
+SHORT = 32  # places that a rehearsed decode reads unless the context is what grows
+SAMPLING = Sampling(temperature=1.0, top_p=0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    rows: int
+    chunk_tokens: int
+    context: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The largest step that the limits allow."""
+
+    rows: int
+    chunk_tokens: int
+    length: int  # of the longest sequence
+
+    @classmethod
+    def of(cls, request: pb.WarmupRequest, num_places: int) -> "Sizes":
+        """In a cache of so many places."""
+        length = min(request.max_total_tokens or num_places, num_places)
+        return cls(request.max_batch_size, min(request.max_prefill_tokens, length), length)
+
+
+class Rehearsal:
+    def __init__(self, runner: Runner, cache: Cache, sizes: Sizes, group: Group, patience: float) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._sizes = sizes
+        self._group = group
+        self._patience = patience
+
+    def measure(self) -> list[Measured]:
+        return [one for kind in self._kinds() for one in self._measure(kind)]
+
+    def run_largest(self) -> None:
+        self._runner.run(self._chunk(self._sizes.chunk_tokens, self._sizes.rows), self._cache)
+
+    def _kinds(self) -> list[Iterator[Step]]:
+        """More and more decodes, longer and longer ones, longer and longer chunks."""
+        sizes = self._sizes
+        return [
+            (self._decodes(count, SHORT) for count in growing(1, sizes.rows)),
+            (self._decodes(1, length) for length in growing(8 * SHORT, sizes.length)),
+            (self._chunk(tokens, 0) for tokens in growing(16, sizes.chunk_tokens)),
+        ]
+
+    def _measure(self, kind: Iterator[Step]) -> Iterator[Measured]:
+        for number, step in enumerate(kind):
+            seconds = self._time(step)
+            if seconds <= BRIEF:
+                seconds = min(seconds, self._time(step))  # the first run may have had to set things up
+            rows = len(step.decodes) + len(step.chunks)
+            context = sum(len(sequence.tokens) for sequence in step.sequences)
+            yield Measured(rows, sum(chunk.length for chunk in step.chunks), context, seconds)
+            if seconds > self._patience and number:  # one size alone tells nothing of a slope
+                return
+
+    def _time(self, step: Step) -> float:
+        """Of the slowest rank, so that all go on or stop alike."""
+        began = perf_counter()
+        self._runner.run(step, self._cache)
+        return -self._group.minimum(-round(1e9 * (perf_counter() - began))) / 1e9
+
+    def _decodes(self, rows: int, length: int) -> Step:
+        return Step(decodes=[self._sequence(number, min(length, self._sizes.length)) for number in range(rows)])
+
+    def _chunk(self, tokens: int, rows: int) -> Step:
+        step = self._decodes(rows, SHORT)
+        step.chunks.append(Chunk(self._sequence(rows, tokens), 0, tokens))
+        return step
+
+    def _sequence(self, number: int, length: int) -> Sequence:
+        blocks = list(range(-(-length // self._cache.block_size)))
+        return Sequence(id=number, tokens=[0] * length, num_prompt_tokens=length, num_given=length, computed=0,
+                        num_cached=0, blocks=blocks, key=number, sampling=SAMPLING, prompt_logprobs=False, adapter=0,
+                        grammar=0)
+
+
+def growing(first: int, last: int) -> Iterator[int]:
+    size = first
+    while size < last:
+        yield size
+        size *= GROWTH
+    yield last

@@ -1,0 +1,88 @@
+"""Sequences with random queries, keys and values, a cache for them, and what attention makes of their steps."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shard.attention.backends import make_attention
+from shard.attention.span import Span, integers
+from shard.cache import Cache
+
+CPU = torch.device("cpu")
+LAYER = 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens of one sequence."""
+
+    queries: Tensor  # [length, heads, head_dim]
+    keys: Tensor  # [length, kv_heads * head_dim]
+    values: Tensor  # [length, kv_heads * head_dim]
+    blocks: list[int]
+
+    @property
+    def length(self) -> int:
+        return len(self.queries)
+
+    def span(self, row: int, start: int, end: int) -> Span:
+        return Span(row, start, end - start, self.blocks)
+
+
+Run = tuple[Part, int, int]  # from which position to which
+
+
+class Scene:
+    def __init__(self, backend: str = "cpu", *, kv_heads: int = 2, group: int = 2, head_dim: int = 32, seed: int = 0,
+                 dtype: torch.dtype = torch.float32, block_size: int = 16, num_blocks: int = 512) -> None:
+        self.shape = (kv_heads, group, head_dim)
+        self.attention = make_attention(backend, kv_heads * group, kv_heads, head_dim)
+        self.cache = Cache(2, kv_heads, head_dim, block_size=block_size, num_blocks=num_blocks, dtype=dtype, device=CPU)
+        self._random = torch.Generator().manual_seed(seed)
+        self._free: list[int] = torch.randperm(num_blocks, generator=self._random).tolist()
+
+    def part(self, length: int) -> Part:
+        kv_heads, group, head_dim = self.shape
+        sizes = [(length, kv_heads * group, head_dim), (length, kv_heads * head_dim), (length, kv_heads * head_dim)]
+        return self.place(*(torch.randn(size, generator=self._random).to(self.cache.dtype) for size in sizes))
+
+    def place(self, queries: Tensor, keys: Tensor, values: Tensor) -> Part:
+        """In blocks that nobody has."""
+        blocks = [self._free.pop() for _ in range(-(-len(queries) // self.cache.block_size))]
+        return Part(queries, keys, values, blocks)
+
+    def copy(self, part: Part) -> Part:
+        return self.place(part.queries, part.keys, part.values)
+
+    def soil(self, value: float) -> None:
+        """What stands in all blocks but the zero block."""
+        first = self.cache.zero_block * self.cache.block_size
+        for rows in self.cache.keys + self.cache.values:
+            rows[:first] = value
+            rows[first + self.cache.block_size:] = value
+
+    def blot(self, part: Part, value: float) -> None:
+        """What stands in its blocks."""
+        slots = integers(self.cache.slots(part.blocks, 0, len(part.blocks) * self.cache.block_size))
+        for rows in self.cache.keys + self.cache.values:
+            rows[slots] = value
+
+    def write(self, part: Part, start: int, end: int) -> None:
+        slots = integers(self.cache.slots(part.blocks, start, end))
+        self.cache.write(LAYER, part.keys[start:end], part.values[start:end], slots)
+
+    def step(self, decodes: Iterable[tuple[Part, int]] = (), chunks: Iterable[Run] = ()) -> list[Tensor]:
+        """What each gets, [tokens, heads * head_dim]; a decode is given by its position. Clones, since the next step
+        may write over them."""
+        runs, num_decodes = [(part, at, at + 1) for part, at in decodes], len(list(decodes))
+        runs += chunks
+        spans: list[Span] = []
+        for part, start, end in runs:
+            self.write(part, start, end)
+            spans.append(part.span(sum(span.length for span in spans), start, end))
+        queries = torch.cat([part.queries[start:end] for part, start, end in runs])
+        plan = self.attention.plan(spans[:num_decodes], spans[num_decodes:], len(queries), self.cache)
+        result = self.attention.run(queries, self.cache, LAYER, plan).clone()
+        return list(result.split([span.length for span in spans]))

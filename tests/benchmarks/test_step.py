@@ -1,0 +1,35 @@
+"""The decode step's benchmark on a small model: what it compares, and what it says."""
+
+import json
+
+import pytest
+from checkpoints import tiny_checkpoint
+
+from benchmarks.step import Settings, measure, prepared, products_of, summary, table
+from shard.config import ShardConfig
+from shard.loading import Loaded, load
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return load(ShardConfig(model=str(tiny_checkpoint(tmp_path_factory.getbasetemp())), threads=1))
+
+
+def test_every_sequence_decodes_in_blocks_of_its_own(loaded: Loaded) -> None:
+    cache, step = prepared(loaded, 3, 40)
+    assert [sequence.blocks for sequence in step.decodes] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert cache.zero_block == 9
+    assert set(loaded.runner.run(step, cache).said) == {0, 1, 2}
+
+
+def test_all_products_of_the_model_run(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sum(len(layer.products) for layer in loaded.model.layers) == 4 * loaded.config.num_layers
+    products_of(loaded, 1)()
+
+
+def test_what_it_says(loaded: Loaded) -> None:
+    settings = Settings(batch=(1, 4), context=40, repeat=2)
+    points = [measure(loaded, settings, batch) for batch in settings.batch]
+    assert [line.split()[0] for line in table(points).splitlines()] == ["batch", "1", "4"]
+    assert [point["batch"] for point in json.loads(json.dumps(summary(settings, loaded, points)))["points"]] == [1, 4]
+    assert all(0 < point.share < 2 for point in points)

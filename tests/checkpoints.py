@@ -1,0 +1,130 @@
+"""Small random models as a folder on disk, written by transformers' own classes: what tests load, and their oracle.
+
+    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", rope_parameters=LLAMA3, dtype="bfloat16")
+    oracle = AutoModelForCausalLM.from_pretrained(folder)
+
+The same call makes the same model, and makes it once below the folder it is given. The values are such that a mistake
+shows: norms and biases are not at their beginning, logits are far apart, every head matters. The logit of END is 0, so
+greedy output never ends by itself; for output that does, give `eos_token_id`.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.utils.logging import disable_progress_bar
+
+disable_progress_bar()
+
+VOCABULARY_SIZE = 512
+TOKENIZER_SIZE = 480  # as with many real models the logits are wider
+BEGIN, END = 0, 1
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+}
+SIZES = {
+    "vocab_size": VOCABULARY_SIZE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "bos_token_id": BEGIN,
+    "eos_token_id": END}
+
+# Values of `rope_parameters`, one for each kind.
+DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+LINES = (
+    "The weft goes over and under the warp, and the shuttle carries it from side to side.",
+    "A loom holds the warp threads in place so that the weft can be woven through them.",
+    "Once upon a time a weaver made a cloth of many colours, and nobody knew where a thread began.",
+    "Übung macht den Meister; čtyři tkadleny tkaly čtyři plátna; 織物は経糸と緯糸でできている。",
+    "def weave(warp, weft):\n    return [over + under for over, under in zip(warp, weft)]  # 0123456789",
+)
+
+
+def tiny_checkpoint(folder: Path, family: str = "llama", *, dtype: str = "float32", indexed: bool = False,
+                    older: bool = False, seed: int = 0, **changes: Any) -> Path:
+    """A folder below `folder` with a whole model. `changes` are fields of the family's config: sizes, biases,
+    `tie_word_embeddings`, `rope_parameters`. `indexed`: in several files, with an index. `older`: config.json in the
+    words of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`), in which most checkpoints are written."""
+    asked = json.dumps([family, dtype, indexed, older, seed, changes], sort_keys=True)
+    target = folder / f"{family}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+    if not target.exists():
+        model = random_model(family, getattr(torch, dtype), seed, changes)
+        size = sum(tensor.nbytes for tensor in model.state_dict().values())
+        model.save_pretrained(target, max_shard_size=size // 3 if indexed else size)
+        if older:
+            rewrite_as_older(target / "config.json")
+        write_tokenizer(target)
+    return target
+
+
+def random_model(family: str, dtype: torch.dtype, seed: int, changes: dict[str, Any]) -> PreTrainedModel:
+    config_class, model_class, defaults = FAMILIES[family]
+    config: PretrainedConfig = config_class(**SIZES | defaults | changes)
+    model = model_class(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            middle, spread = distribution(name, parameter.shape)
+            parameter.normal_(middle, spread, generator=generator)
+        model.get_output_embeddings().weight[END] = 0
+    return model.to(dtype)
+
+
+def distribution(name: str, shape: Iterable[int]) -> tuple[float, float]:
+    """Mean and standard deviation of a parameter's values."""
+    *_, width = shape
+    if name.endswith("bias"):
+        return 0.0, 0.5
+    if "norm" in name:
+        return 1.0, 0.25
+    if "embed_tokens" in name:
+        return 0.0, 0.5
+    return 0.0, (4.0 if "lm_head" in name else 1.5) / math.sqrt(width)
+
+
+def rewrite_as_older(path: Path) -> None:
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype")
+    config["transformers_version"] = "4.46.0"
+    path.write_text(json.dumps(config, indent=2))
+
+
+def write_tokenizer(folder: Path, vocabulary_size: int = TOKENIZER_SIZE) -> None:
+    """tokenizer.json of byte-level BPE that begins every text with BEGIN, and tokenizer_config.json."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size, min_frequency=1, show_progress=False,
+        special_tokens=[AddedToken("<|begin|>", special=True), AddedToken("<|end|>", special=True)],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(LINES, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin|> $A", pair="<|begin|> $A $B", special_tokens=[("<|begin|>", BEGIN)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|begin|>", "eos_token": "<|end|>"}))

@@ -1,0 +1,152 @@
+"""`weft serve` with a small real model: it says what transformers says, whatever befalls its shards."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from checkpoints import tiny_checkpoint
+from launched import PROMPT, WEFT, Weft, serving, tokens
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # processes that load torch, some of them twice
+
+SHARD = "shard.server"
+SMALL = ("--max-batch-total-tokens", "65536", "--threads", "1")  # threads wait for each other on a busy machine
+NUM_STREAMS, LENGTH = 32, 60
+MIDDLE = NUM_STREAMS * LENGTH // 5  # tokens of all streams together; none is at its end then
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
+
+
+@pytest.fixture(scope="module")
+def ending_model(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """Its first end token comes in the middle of what the other one says."""
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("ending"), "llama")
+    config = json.loads((folder / "generation_config.json").read_text())
+    config["eos_token_id"] = [1, expected(model, PROMPT, 40)[20]]
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def expected(folder: Path, prompt: str, length: int) -> list[int]:
+    """The tokens that transformers generates."""
+    oracle, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(prompt, return_tensors="pt")
+    output = oracle.generate(**ids, do_sample=False, max_new_tokens=length, pad_token_id=0)[0]
+    return list(map(int, output[ids["input_ids"].shape[1]:]))
+
+
+def text(folder: Path, ids: list[int]) -> str:
+    return str(AutoTokenizer.from_pretrained(folder).decode(ids, skip_special_tokens=True))
+
+
+@pytest.mark.parametrize("num_shard", [1, 2])
+def test_the_answer_is_that_of_transformers(model: Path, tmp_path: Path, num_shard: int) -> None:
+    ids = expected(model, PROMPT, 40)
+    with serving(tmp_path, str(model), "--num-shard", str(num_shard)) as weft:
+        assert weft.banner[0].startswith(f"weft serves {model} on {num_shard} shard")
+        with weft.post("/generate", 40, details=True) as response:
+            answer = json.load(response)
+        assert [token["id"] for token in answer["details"]["tokens"]] == ids
+        assert answer["generated_text"] == text(model, ids)
+        *_, last = events = list(tokens(weft.post("/generate_stream", 40)))
+        assert [event["token"]["id"] for event in events] == ids
+        assert last["generated_text"] == text(model, ids)
+        told = ("model_id", "model_dtype", "model_device_type", "num_shard", "exact")
+        assert [weft.info()[name] for name in told] == [str(model), "float32", "cpu", num_shard, True]
+        weft.signal(signal.SIGTERM)
+        code, errors = weft.end()
+        assert (code, "Traceback" in errors) == (0, False)
+
+
+def test_an_end_token_of_the_model_ends_the_text(ending_model: Path, tmp_path: Path) -> None:
+    ids = expected(ending_model, PROMPT, 40)
+    with serving(tmp_path, str(ending_model)) as weft, weft.post("/generate", 40, details=True) as response:
+        details = json.load(response)["details"]
+    assert [token["id"] for token in details["tokens"]] == ids
+    assert details["finish_reason"] == "eos_token"
+    assert len(ids) < 40
+
+
+def test_a_model_in_the_cache_of_the_hub_is_served_under_its_name(
+        model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "hub" / "models--org--tiny"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("0123abcd")
+    (kept / "snapshots").mkdir()
+    (kept / "snapshots" / "0123abcd").symlink_to(model)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with serving(tmp_path, "org/tiny") as weft:
+        assert weft.banner[0].startswith("weft serves org/tiny on 1 shard")
+        assert weft.info()["model_id"] == "org/tiny"
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("model.safetensors", "tokenizer.json"):
+        (folder / name).symlink_to(model / name)
+    (folder / "config.json").write_text('{"architectures": ["LoomForCausalLM"], "model_type": "loom"}')
+    ended = subprocess.run([WEFT, "serve", folder, "--port", "0"], cwd=tmp_path, capture_output=True, text=True,
+                           check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("weft: shard 0: ")
+    assert "loom" in ended.stderr.lower()
+    assert ended.stderr.count("\n") == 1
+
+
+# -- streams that go on
+
+
+def asked(number: int) -> dict[str, Any]:
+    """Every other one is greedy; the others draw, each from a seed of its own."""
+    draws = {"do_sample": True, "seed": number, "temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
+    return {"inputs": f"{number} " * (1 + 3 * number) + PROMPT,
+            "parameters": {"max_new_tokens": LENGTH} | (draws if number % 2 else {})}
+
+
+async def listen(http: aiohttp.ClientSession, number: int, on_token: Callable[[], None]) -> list[dict[str, Any]]:
+    events = []
+    async with http.post("/generate_stream", json=asked(number)) as answer:
+        async for line in answer.content:
+            if line.startswith(b"data:"):
+                events.append(json.loads(line[5:]))
+                on_token()
+    return events
+
+
+def hear_all(weft: Weft, in_the_middle: Callable[[], None]) -> list[list[dict[str, Any]]]:
+    """The events of all streams, each as a list."""
+    num_heard = 0
+
+    def count() -> None:
+        nonlocal num_heard
+        num_heard += 1
+        if num_heard == MIDDLE:
+            in_the_middle()
+
+    async def main() -> list[list[dict[str, Any]]]:
+        async with aiohttp.ClientSession(weft.url, connector=aiohttp.TCPConnector(limit=0)) as http:
+            return await asyncio.gather(*(listen(http, number, count) for number in range(NUM_STREAMS)))
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_shard", [1, 2])
+def test_a_shard_that_is_killed_changes_no_token(model: Path, tmp_path: Path, num_shard: int) -> None:
+    with serving(tmp_path, str(model), "--num-shard", str(num_shard), *SMALL) as weft:
+        undisturbed = hear_all(weft, lambda: None)
+        shards = weft.pids(SHARD)
+        disturbed = hear_all(weft, lambda: os.kill(shards[-1], signal.SIGKILL))
+        assert not set(shards) & set(weft.pids(SHARD))
+    assert [len(events) for events in undisturbed] == [LENGTH] * NUM_STREAMS
+    assert disturbed == undisturbed

@@ -1,0 +1,79 @@
+"""`weft serve` as a user has it, real processes and real sockets, and a client that blocks."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+WEFT = Path(sys.executable).parent / "weft"
+PROMPT = "Once upon a time"
+
+
+class Weft:
+    """A server that was started, and its client."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [WEFT, "serve", "--port", "0", *arguments], cwd=folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert self.process.stdout
+        self.banner = [self.process.stdout.readline() for _ in range(3)]
+        assert self.banner[0], self.end()
+        self.port = int(self.banner[0].rsplit(":", 1)[-1])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def post(self, path: str, num_tokens: int, prompt: str = PROMPT, **parameters: Any) -> HTTPResponse:
+        given = {"inputs": prompt, "parameters": {"max_new_tokens": num_tokens, **parameters}}
+        request = Request(self.url + path, json.dumps(given).encode(), {"content-type": "application/json"})
+        return urlopen(request)  # type: ignore[no-any-return]
+
+    def generate(self, num_tokens: int, prompt: str = PROMPT) -> str:
+        with self.post("/generate", num_tokens, prompt) as response:
+            return str(json.load(response)["generated_text"])
+
+    def info(self) -> dict[str, Any]:
+        with urlopen(f"{self.url}/info") as response:
+            return dict(json.load(response))
+
+    def pids(self, module: str) -> list[int]:
+        """Our child processes that run this module, in the order in which they were started."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        pids = sorted(int(pid) for task in tasks for pid in task.read_text().split())
+        return [pid for pid in pids if f"\0{module}\0" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> tuple[int, str]:
+        """The exit code, and all that was said on stderr."""
+        _, errors = self.process.communicate()
+        return self.process.returncode, errors
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str) -> Iterator[Weft]:
+    """Started in `folder`."""
+    weft = Weft(folder, *arguments)
+    try:
+        yield weft
+    finally:
+        if weft.process.returncode is None:
+            weft.signal(signal.SIGTERM)
+            weft.end()
+
+
+def tokens(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The events, one for each token; the response is closed with the last."""
+    with response:
+        for line in response:
+            if line.startswith(b"data:"):
+                yield json.loads(line[5:])

@@ -1,0 +1,121 @@
+"""Where a model is found, and what is told when it is not, or not all of it."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.model import Model, find_model, hub_cache
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = ("config.json", "tokenizer.json", "model.safetensors")
+
+
+def write(folder: Path, *names: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_text("")
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Callable[..., Path]:
+    """A cache that holds a model: one commit, and what else refers to it."""
+    def make(name: str = "models--org--name", **refs: str) -> Path:
+        write(tmp_path / name / "snapshots" / COMMIT, *FILES)
+        for ref, commit in refs.items():
+            write(tmp_path / name / "refs")
+            (tmp_path / name / "refs" / ref).write_text(commit)
+        return tmp_path
+    return make
+
+
+def refusal(name: str | Path, cache: Path = Path("/cache")) -> str:
+    with pytest.raises(ValueError, match=r".") as refused:
+        find_model(str(name), "main", cache)
+    return str(refused.value)
+
+
+# -- the Hub's cache
+
+
+@pytest.mark.parametrize(("environment", "folder"), [
+    ({}, "/home/me/.cache/huggingface/hub"),
+    ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
+    ({"HF_HOME": "/data", "XDG_CACHE_HOME": "/x"}, "/data/hub"),
+    ({"HF_HOME": "~/data"}, "/home/me/data/hub"),
+    ({"HUGGINGFACE_HUB_CACHE": "/old", "HF_HOME": "/data"}, "/old"),
+    ({"HF_HUB_CACHE": "/hub", "HUGGINGFACE_HUB_CACHE": "/old", "HF_HOME": "/data"}, "/hub"),
+    ({"HF_HUB_CACHE": "", "HF_HOME": ""}, "/home/me/.cache/huggingface/hub"),
+])
+def test_the_cache_is_where_other_clients_of_the_hub_keep_theirs(
+        monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], folder: str) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert hub_cache(environment) == Path(folder)
+
+
+@pytest.mark.parametrize("revision", ["main", "", "v2", COMMIT])
+def test_a_name_is_found_in_the_cache_by_branch_tag_or_commit(cache: Callable[..., Path], revision: str) -> None:
+    folder = cache(main=COMMIT, v2=f"{COMMIT}\n")
+    snapshot = folder / "models--org--name" / "snapshots" / COMMIT
+    assert find_model("org/name", revision, folder) == Model("org/name", str(snapshot))
+
+
+def test_a_name_without_an_organisation_is_one_too(cache: Callable[..., Path]) -> None:
+    folder = cache("models--gpt2", main=COMMIT)
+    assert find_model("gpt2", "main", folder).folder.endswith(f"models--gpt2/snapshots/{COMMIT}")
+
+
+@pytest.mark.parametrize("name", ["org/other", "org/name"])
+def test_what_is_not_there_is_told_with_all_places_that_were_looked_at(cache: Callable[..., Path], name: str) -> None:
+    folder = cache(v2=COMMIT)
+    told = refusal(name, folder)
+    assert f"no model {name}: looked for the folder {Path.cwd()}/{name}, and for revision main in {folder}/" in told
+    assert told.endswith(f"`hf download {name} --revision main` does")
+
+
+@pytest.mark.parametrize("name", ["/no/where", "./no", "../no/where", "a/b/c", "~/no", "no/"])
+def test_a_path_is_not_looked_for_in_the_cache(name: str) -> None:
+    assert refusal(name) == f"there is no folder {name}"
+
+
+# -- folders
+
+
+def test_a_folder_goes_before_the_cache(
+        monkeypatch: pytest.MonkeyPatch, cache: Callable[..., Path], tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    local = write(tmp_path / "org" / "name", *FILES)
+    assert find_model("org/name", "main", cache(main=COMMIT)) == Model("org/name", str(local))
+
+
+@pytest.mark.parametrize(("files", "line"), [
+    ((), "has no config.json, so it is not the folder of a model"),
+    (("config.json", "tokenizer.json"), r"has no weights \(\*.safetensors\)$"),
+    (("config.json", "tokenizer.json", "model.gguf"), r"has no weights \(\*.safetensors\)$"),
+    (("config.json", "pytorch_model-2.bin", "pytorch_model-1.bin"), r"only in pickled form \(pytorch_model-1.bin\)"),
+    (("config.json", "model.safetensors", "tokenizer.model"), "has no tokenizer.json, the file of a fast tokenizer"),
+])
+def test_a_file_that_is_missing_is_named(tmp_path: Path, files: tuple[str, ...], line: str) -> None:
+    write(tmp_path, *files)
+    assert re.search(f"^{tmp_path} has .*", refusal(tmp_path))
+    assert re.search(line, refusal(tmp_path))
+
+
+def test_several_files_of_weights_are_weights(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json")
+    assert find_model(str(tmp_path), "main", Path("/cache")).folder == str(tmp_path)
+
+
+def test_a_link_to_a_file_that_was_cleared_away_is_no_file(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", "tokenizer.json")
+    (tmp_path / "model.safetensors").symlink_to("/no/where")
+    assert "no weights" in refusal(tmp_path)
+
+
+def test_what_cannot_be_read_is_told(cache: Callable[..., Path]) -> None:
+    folder = cache(main=COMMIT)
+    long = "x" * 300
+    with pytest.raises(ValueError, match=f"cannot read .*{long}: File name too long"):
+        find_model("org/name", long, folder)

@@ -1,0 +1,74 @@
+"""What is read in a model's folder, and what is said when it makes no sense."""
+
+import json
+import re
+
+import pytest
+
+from router.model_files import read_tokenizer
+from router.tokenizer import byte_tokenizer
+
+PLAIN = byte_tokenizer()._tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of a model; a call writes the files of these names."""
+    def write(**files):
+        for name, content in files.items():
+            (tmp_path / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+        return tmp_path
+    write(tokenizer=PLAIN.to_str())
+    return write
+
+
+def test_text_becomes_the_tokens_of_the_file(folder):
+    tokenizer = read_tokenizer(folder())
+    assert tokenizer.encode("warp<|end|>") == [*b"warp", 256]
+    assert tokenizer.special == {256}
+
+
+def test_a_prompt_is_neither_cut_nor_filled_up(folder):
+    trained = byte_tokenizer()._tokenizer
+    trained.enable_truncation(3)
+    trained.enable_padding(length=8)
+    tokenizer = read_tokenizer(folder(tokenizer=trained.to_str()))
+    assert tokenizer.encode("weft") == [*b"weft"]
+    assert tokenizer.encode("a") == [*b"a"]
+
+
+@pytest.mark.parametrize(("files", "tokens"), [
+    ({"generation_config": {"eos_token_id": 2}}, {2}),
+    ({"generation_config": {"eos_token_id": [2, 3]}}, {2, 3}),
+    ({"generation_config": {"eos_token_id": 2}, "config": {"eos_token_id": 4}}, {2}),
+    ({"generation_config": {}, "config": {"eos_token_id": 0}}, {0}),
+    ({"generation_config": {"eos_token_id": None}, "config": {"eos_token_id": [4]}}, {4}),
+    ({"config": {"eos_token_id": 4}, "tokenizer_config": {"eos_token": "<|end|>"}}, {4}),
+    ({"config": {}, "tokenizer_config": {"eos_token": "<|end|>"}}, {256}),
+    ({"tokenizer_config": {"eos_token": {"content": "<|end|>", "lstrip": False}}}, {256}),
+    ({"tokenizer_config": {"eos_token": None}}, set()),
+    ({}, set()),
+])
+def test_end_tokens_are_those_of_the_first_file_that_names_any(folder, files, tokens):
+    assert read_tokenizer(folder(**files)).end_tokens == tokens
+
+
+@pytest.mark.parametrize(("files", "message"), [
+    ({"tokenizer": "{}"}, "/tokenizer.json holds no tokenizer that can be read: "),
+    ({"generation_config": "{"}, "/generation_config.json is no JSON: "),
+    ({"generation_config": [2]}, "/generation_config.json must hold a JSON object"),
+    ({"generation_config": {"eos_token_id": "2"}}, '/generation_config.json must be .*number.*, got "2"'),
+    ({"generation_config": {"eos_token_id": [True]}}, r"/generation_config.json must be .*, got \[true\]"),
+    ({"config": {"eos_token_id": -1}}, "/config.json must be .*, got -1"),
+    ({"tokenizer_config": {"eos_token": "</s>"}}, '/tokenizer_config.json must be a token of .*, got "</s>"'),
+    ({"tokenizer_config": {"eos_token": 2}}, "/tokenizer_config.json must be a token of .*, got 2"),
+])
+def test_what_makes_no_sense_is_told_with_the_file_that_holds_it(folder, files, message):
+    path = folder(**files)
+    with pytest.raises(ValueError, match=re.escape(str(path)) + message):
+        read_tokenizer(path)
+
+
+def test_without_a_fast_tokenizer_the_way_to_one_is_told(tmp_path):
+    with pytest.raises(ValueError, match=f"there is no {tmp_path}/tokenizer.json: .* fast tokenizer; .*save_pretra"):
+        read_tokenizer(tmp_path)

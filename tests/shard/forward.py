@@ -1,0 +1,81 @@
+"""A model's forward pass over one prompt, on one rank or several, and what transformers makes of the same."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from shard.attention.backends import make_attention
+from shard.cache import Cache
+from shard.change import Chunk, Step
+from shard.checkpoint import read_config
+from shard.distributed import Group
+from shard.models.decoder import Decoder
+from shard.models.table import load_model
+from shard.sequence import Sampling, Sequence
+from shard.step import build
+from shard.weights import Weights
+from tests.shard.side_by_side import side_by_side
+
+CPU = torch.device("cpu")
+PROMPT: list[int] = torch.randint(2, 480, (100,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+@dataclass
+class Outcome:
+    hidden: Tensor  # [tokens, hidden]
+    logits: Tensor | None  # [tokens, vocabulary]
+
+
+def read_model(folder: Path, dtype: torch.dtype, group: Group) -> Decoder:
+    with Weights(folder, dtype, CPU) as weights:
+        model = load_model(read_config(folder), weights, group)
+        assert weights.unclaimed() == []
+    return model
+
+
+def run(model: Decoder, group: Group, dtype: torch.dtype, backend: str = "reference") -> Outcome:
+    num_blocks = -(-len(PROMPT) // 16)
+    cache = Cache(model.num_layers, model.num_kv_heads, model.head_dim, block_size=16, num_blocks=num_blocks,
+                  dtype=dtype, device=CPU)
+    attention = make_attention(backend, model.config.num_heads // group.size, model.num_kv_heads, model.head_dim)
+    sequence = Sequence(id=0, tokens=PROMPT, num_prompt_tokens=len(PROMPT), num_given=len(PROMPT), computed=0,
+                        num_cached=0, blocks=list(range(num_blocks)), key=0, sampling=Sampling(),
+                        prompt_logprobs=False, adapter=0, grammar=0)
+    with torch.inference_mode():
+        inputs = build(Step(chunks=[Chunk(sequence, 0, len(PROMPT))]), cache, attention, CPU)
+        hidden = model.hidden(inputs, cache, attention).clone()
+        return Outcome(hidden, model.logits(hidden))
+
+
+def outcomes(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = "reference") -> list[Outcome]:
+    return side_by_side(num_ranks, lambda group: run(read_model(folder, dtype, group), group, dtype, backend))
+
+
+@cache
+def oracle(folder: Path, dtype: torch.dtype) -> Outcome:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    with torch.inference_mode():
+        said = model(torch.tensor([PROMPT]), output_hidden_states=True)
+    return Outcome(said.hidden_states[-1][0], said.logits[0].float())
+
+
+def agrees(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = "reference") -> None:
+    """In float32 with transformers; in bfloat16 it is as near to transformers' float32 as transformers is."""
+    first, *others = outcomes(folder, dtype, num_ranks, backend)
+    exact, same = oracle(folder, torch.float32), oracle(folder, dtype)
+    assert first.logits is not None
+    assert first.logits.dtype == torch.float32
+    assert all(other.logits is None and torch.equal(other.hidden, first.hidden) for other in others)
+    for ours, theirs, truth in ((first.hidden, same.hidden, exact.hidden), (first.logits, same.logits, exact.logits)):
+        if dtype == torch.float32:
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        else:
+            assert distance(ours, truth) < 1.25 * distance(theirs, truth)
+
+
+def distance(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours.float() - theirs.float()).square().mean().sqrt())

@@ -1,0 +1,94 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import DYNAMIC, LINEAR, LLAMA3, YARN, tiny_checkpoint
+
+from shard.checkpoint import Given, read_config, read_model
+from shard.models.config import ModelConfig, Rotary
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5}
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM", vocabulary_size=512, hidden_size=64, intermediate_size=128, num_layers=2,
+    num_heads=4, num_kv_heads=2, head_dim=16, norm_epsilon=1e-5, rotary=Rotary("default", 10000.0),
+    max_positions=2048, tied=False, attention_bias=False, mlp_bias=False, dtype=torch.float32)
+
+
+def read(**changes: Any) -> ModelConfig:
+    return read_model(Given(LLAMA | changes, "config.json"))
+
+
+@pytest.mark.parametrize(("text", "complaint"), [(None, "there is no config.json"), ("{", "is not JSON")])
+def test_a_folder_without_a_config_holds_no_model(tmp_path: Path, text: str | None, complaint: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=complaint):
+        read_config(tmp_path)
+
+
+def test_a_config_is_read() -> None:
+    assert read() == CONFIG
+
+
+def test_what_older_files_leave_out_follows_from_the_rest() -> None:
+    without = {name: value for name, value in LLAMA.items() if name not in {"num_key_value_heads", "rms_norm_eps"}}
+    assert read_model(Given(without, "")) == replace(CONFIG, num_kv_heads=4, norm_epsilon=1e-6)
+
+
+def test_what_a_file_says_counts() -> None:
+    config = read(head_dim=32, tie_word_embeddings=True, attention_bias=True, mlp_bias=True, torch_dtype="bfloat16")
+    assert config == replace(CONFIG, head_dim=32, tied=True, attention_bias=True, mlp_bias=True, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("rope", [None, LINEAR, DYNAMIC, LLAMA3, YARN], ids=str)
+def test_older_and_newer_files_say_the_same(
+        tmp_path_factory: pytest.TempPathFactory, family: str, rope: dict[str, Any] | None) -> None:
+    changes = {"rope_parameters": rope} if rope else {}
+    new, old = (read_config(tiny_checkpoint(tmp_path_factory.getbasetemp(), family, older=older, **changes))
+                for older in (False, True))
+    assert new == old
+    assert new.rotary.kind == (rope or {"rope_type": "default"})["rope_type"]
+
+
+@pytest.mark.parametrize(("scaling", "positions"), [
+    ({"type": "default"}, 2048), (DYNAMIC, 2048), (LLAMA3, 2048), (LINEAR, 8192), (YARN, 2048),
+    (YARN | {"original_max_position_embeddings": 2048}, 8192)], ids=str)
+def test_positions_reach_as_far_as_the_rotary_embedding(scaling: dict[str, Any], positions: int) -> None:
+    assert read(rope_scaling=scaling).max_positions == positions
+
+
+@pytest.mark.parametrize(("changes", "complaint"), [
+    ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel .*Llama.*, Qwen2.*, Qwen3ForCausalLM"),
+    ({"architectures": None}, "architecture none is not supported"),
+    ({"hidden_act": "gelu"}, "hidden_act gelu is not supported; supported: silu"),
+    ({"rope_scaling": {"type": "longrope"}}, "rope_type longrope .*default, linear, dynamic, llama3, yarn"),
+    ({"rope_scaling": {"type": "linear"}}, "rope_parameters: factor must be a number above 0, got None"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+    ({"use_sliding_window": True, "max_window_layers": 1}, "sliding window"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "quantised as gptq"),
+    ({"torch_dtype": "float8"}, "dtype float8 is not supported; supported: float32, bfloat16, float16"),
+    ({"hidden_size": None}, "hidden_size must be a whole number of at least 1, got None"),
+    ({"num_hidden_layers": "2"}, "num_hidden_layers must be a whole number of at least 1, got 2"),
+    ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
+], ids=str)
+def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        read(**changes)
+
+
+def test_a_window_that_no_layer_has_is_no_window() -> None:
+    assert read(use_sliding_window=True, sliding_window=64, max_window_layers=2) == CONFIG
+
+
+def test_an_error_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"vocab_size": 0}))
+    with pytest.raises(ValueError, match=r"config.json: vocab_size must be a whole number of at least 1, got 0"):
+        read_config(tmp_path)

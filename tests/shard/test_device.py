@@ -1,0 +1,30 @@
+import pytest
+import torch
+
+from shard.device import choose_device, count_sharing, count_threads
+
+
+@pytest.mark.parametrize(("asked", "num_gpus", "device"), [
+    ("auto", 0, "cpu"), ("auto", 2, "cuda:1"), ("cpu", 2, "cpu"), ("cuda", 2, "cuda:1"), ("cuda", 1, "cuda:0")])
+def test_a_model_runs_on_gpus_if_there_are_any(asked: str, num_gpus: int, device: str) -> None:
+    assert choose_device(asked, 3, num_gpus) == torch.device(device)
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="--device cuda needs a GPU that torch can use, there is none; use"):
+        choose_device("cuda", 0, 0)
+
+
+def test_ranks_that_share_a_gpu_know_how_many_they_are() -> None:
+    assert [count_sharing(rank, 3, 2) for rank in range(3)] == [2, 1, 2]
+    assert count_sharing(1, 4, 8) == 1
+
+
+@pytest.mark.parametrize(("cores", "shards", "threads"), [
+    (2, 1, 2), (2, 2, 1), (2, 4, 1), (4, 1, 4), (4, 3, 1), (8, 1, 7), (8, 2, 3), (64, 4, 15)])
+def test_shards_share_the_cores_and_leave_one_of_many_to_the_router(cores: int, shards: int, threads: int) -> None:
+    assert count_threads(0, cores, shards) == threads
+
+
+def test_threads_that_were_asked_for_are_taken() -> None:
+    assert count_threads(5, 2, 2) == 5

@@ -1,0 +1,75 @@
+"""The gate at start: it lets through what keeps its bits, and names what does not."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import tiny_checkpoint
+from torch import Tensor
+
+from shard.attention.backends import Attention, make_attention
+from shard.checkpoint import read_config
+from shard.distributed import Alone
+from shard.exactness import Gate
+from shard.layers.linear import PackedLinear
+from shard.loading import examine, make_cache
+from shard.machine import Forgotten, Kept
+from shard.models.decoder import Decoder
+from shard.models.table import load_model
+from shard.weights import Weights
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def layer(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
+    with Weights(folder, torch.float32, CPU) as weights:
+        return load_model(read_config(folder), weights, Alone()).cut(1)
+
+
+def gate(layer: Decoder, attention: Attention | None = None) -> Gate:
+    config = layer.config
+    attention = attention or make_attention("cpu", config.num_heads, config.num_kv_heads, config.head_dim)
+    cache = partial(make_cache, layer, 16, dtype=torch.float32, device=CPU)
+    return Gate(layer, attention, cache, config.vocabulary_size, CPU)
+
+
+def spoiled(product: Callable[[Any, Tensor], Tensor], self: Any, x: Tensor) -> Tensor:
+    """As if a library took another way for many rows."""
+    y = product(self, x)
+    return y if len(x) <= 20 else y.nextafter(torch.tensor(torch.inf))
+
+
+def test_what_keeps_its_bits_passes(layer: Decoder) -> None:
+    assert gate(layer).verdict() == ""
+
+
+def test_a_product_that_depends_on_the_number_of_rows_is_found(layer: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = PackedLinear.__call__
+    monkeypatch.setattr(PackedLinear, "__call__", lambda self, x: spoiled(original, self, x))
+    assert "has other bits in hidden states" in gate(layer).verdict()
+
+
+def test_attention_that_depends_on_the_cut_of_the_prompt_is_found(layer: Decoder) -> None:
+    config = layer.config
+    reference = make_attention("reference", config.num_heads, config.num_kv_heads, config.head_dim)
+    assert "other bits" in gate(layer, reference).verdict()
+
+
+def test_a_verdict_is_found_out_once(layer: Decoder, tmp_path: Path) -> None:
+    kept, looked = Kept(tmp_path / "folder" / "machine.json"), []
+
+    class Looking:
+        def verdict(self) -> str:
+            looked.append(1)
+            return "something differs"
+
+    for _ in range(3):
+        assert examine(Looking(), Alone(), kept, "key") == "something differs"  # type: ignore[arg-type]
+    assert len(looked) == 1
+    examine(Looking(), Alone(), Forgotten(), "key")  # type: ignore[arg-type]
+    assert len(looked) == 2

@@ -1,0 +1,70 @@
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from shard.layers.linear import PackedLinear, PlainLinear, can_pack, make_linear, packs
+
+MOST_ROWS = 300
+DTYPES = [pytest.param(dtype, marks=pytest.mark.skipif(not can_pack(dtype), reason="not packed on this processor"))
+          for dtype in (torch.float32, torch.bfloat16)]
+CPU = torch.device("cpu")
+
+row_counts = st.integers(2, MOST_ROWS)
+widths = st.sampled_from([1, 7, 33, 64, 171, 500])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(num_rows=row_counts, place=st.integers(0, MOST_ROWS), shape=st.tuples(widths, widths), bias=st.booleans())
+@settings(max_examples=60)
+def test_a_row_has_the_same_bits_in_any_company(
+        dtype: torch.dtype, num_rows: int, place: int, shape: tuple[int, int], bias: bool) -> None:
+    torch.manual_seed(num_rows)
+    outputs, inputs = shape
+    linear = make_linear(torch.randn(outputs, inputs, dtype=dtype), torch.randn(outputs, dtype=dtype) if bias else None)
+    rows, row, place = torch.randn(num_rows, inputs, dtype=dtype), torch.randn(1, inputs, dtype=dtype), place % num_rows
+    rows[place] = row
+    assert torch.equal(linear(rows)[place], linear(row)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_have_the_same_bits_at_every_count(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    linear = make_linear(torch.randn(352, 224, dtype=dtype))
+    rows = torch.randn(MOST_ROWS, 224, dtype=dtype)
+    expected = linear(rows)
+    for count in range(1, MOST_ROWS):
+        assert torch.equal(linear(rows[-count:]), expected[-count:])
+
+
+@pytest.mark.parametrize("bias", [None, torch.arange(24.0)])
+@pytest.mark.parametrize("num_rows", [1, 2, 50])
+def test_a_product_is_what_torch_says(num_rows: int, bias: torch.Tensor | None) -> None:
+    weight, rows = torch.randn(24, 64), torch.randn(num_rows, 64)
+    torch.testing.assert_close(make_linear(weight, bias)(rows), functional.linear(rows, weight, bias))
+
+
+def test_a_packed_weight_is_let_go() -> None:
+    weight = torch.randn(24, 64)
+    trace = weakref.ref(weight)
+    linear = PackedLinear(weight, None)
+    del weight
+    assert trace() is None
+    assert len(linear(torch.ones(2, 64))) == 2
+
+
+def test_what_cannot_be_packed_is_multiplied_as_it_is() -> None:
+    assert not can_pack(torch.float64)
+    linear = make_linear(torch.eye(3, dtype=torch.float64))
+    assert isinstance(linear, PlainLinear)
+    assert linear(torch.ones(1, 3, dtype=torch.float64)).tolist() == [[1, 1, 1]]
+
+
+def test_nothing_is_packed_for_other_devices() -> None:
+    assert packs(torch.float32, CPU)
+    assert not packs(torch.float32, torch.device("meta"))

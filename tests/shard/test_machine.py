@@ -1,0 +1,24 @@
+"""What is remembered of a machine: in a file, for one build and one shape."""
+
+from pathlib import Path
+
+from shard.machine import Kept, fingerprint
+
+
+def test_what_was_put_is_there_for_the_next_process(tmp_path: Path) -> None:
+    Kept(tmp_path / "new" / "machine.json").put("key", "found")
+    assert Kept(tmp_path / "new" / "machine.json").get("key") == "found"
+
+
+def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    for damaged in ("", "[1, 2]", '{"key": 3}', "{"):
+        path.write_text(damaged)
+        assert Kept(path).get("key") is None
+    Kept(path).put("key", "found")
+    assert Kept(path).get("key") == "found"
+
+
+def test_a_fingerprint_tells_shapes_apart_and_is_the_same_again() -> None:
+    assert fingerprint({"hidden_size": 64}) == fingerprint({"hidden_size": 64})
+    assert fingerprint({"hidden_size": 64}) != fingerprint({"hidden_size": 65})

@@ -1,0 +1,144 @@
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shard.memory import Available, Room, WorkSpace, count_blocks, explain, gpu_room, host_room, read_host
+
+GIB = 2**30
+HOST = Available(20 * GIB, "that the system has available")
+SIZES = st.integers(0, 2**45)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.fixture
+def system(tmp_path: Path) -> Path:
+    """A machine with 8 GiB of which 6 are available, without control groups."""
+    write(tmp_path / "proc/meminfo", f"MemTotal: {8 * 2**20} kB\nMemAvailable: {6 * 2**20} kB\nHugePages_Total: 0\n")
+    return tmp_path
+
+
+def unified(root: Path, group: str, limit: str, usage: int, files: tuple[int, int] = (0, 0)) -> None:
+    folder = root / f"sys/fs/cgroup{group}"
+    write(folder / "memory.max", f"{limit}\n")
+    write(folder / "memory.current", f"{usage}\n")
+    write(folder / "memory.stat", f"anon 1\nactive_file {files[0]}\ninactive_file {files[1]}\n")
+
+
+def test_without_a_control_group_it_is_what_the_system_has_available(system: Path) -> None:
+    assert read_host(system) == Available(6 * GIB, "that the system has available")
+
+
+def test_a_control_group_may_leave_less(system: Path) -> None:
+    write(system / "proc/self/cgroup", "0::/app\n")
+    unified(system, "/app", str(4 * GIB), GIB)
+    assert read_host(system) == Available(3 * GIB, "that the control group of this process may still use")
+
+
+def test_pages_of_files_do_not_count_as_used(system: Path) -> None:
+    write(system / "proc/self/cgroup", "0::/app\n")
+    unified(system, "/app", str(4 * GIB), 3 * GIB, (GIB, GIB))
+    assert read_host(system).bytes == 3 * GIB
+
+
+def test_a_group_around_ours_may_be_the_tighter_one(system: Path) -> None:
+    write(system / "proc/self/cgroup", "0::/pod/app\n")
+    unified(system, "/pod/app", "max", GIB)
+    unified(system, "/pod", str(2 * GIB), GIB)
+    assert read_host(system).bytes == GIB
+
+
+def test_a_container_sees_itself_at_the_top(system: Path) -> None:
+    write(system / "proc/self/cgroup", "0::/docker/0123\n")
+    unified(system, "", str(2 * GIB), GIB)
+    assert read_host(system).bytes == GIB
+
+
+def test_a_group_without_a_limit_leaves_it_to_the_system(system: Path) -> None:
+    write(system / "proc/self/cgroup", "0::/app\n")
+    unified(system, "/app", "max", GIB)
+    assert read_host(system).bytes == 6 * GIB
+
+
+def test_a_group_beyond_its_limit_has_nothing_left(system: Path) -> None:
+    write(system / "proc/self/cgroup", "0::/app\n")
+    unified(system, "/app", str(GIB), 2 * GIB)
+    assert read_host(system).bytes == 0
+
+
+@pytest.mark.parametrize(("limit", "left"), [(2 * GIB, 1.5 * GIB), (2**63 - 4096, 6 * GIB)])
+def test_the_older_control_groups_are_read_too(system: Path, limit: int, left: int) -> None:
+    write(system / "proc/self/cgroup", "9:name=systemd:/app\n4:cpu,memory:/app\n1:cpu:/\n0::/app\n")
+    folder = system / "sys/fs/cgroup/memory/app"
+    write(folder / "memory.limit_in_bytes", f"{limit}\n")
+    write(folder / "memory.usage_in_bytes", f"{GIB}\n")
+    write(folder / "memory.stat", f"active_file 7\ntotal_active_file {GIB // 4}\ntotal_inactive_file {GIB // 4}\n")
+    assert read_host(system).bytes == left
+
+
+def test_this_system_can_be_read() -> None:
+    assert read_host().bytes > 0
+
+
+@pytest.mark.slow
+def test_work_space_is_what_was_held_for_a_while() -> None:
+    space = WorkSpace()
+    torch.ones(30_000_000)
+    assert 100_000_000 < space.measure() < 200_000_000
+
+
+def test_on_cpu_all_shards_take_half_of_what_is_available() -> None:
+    room = host_room(HOST, None, 2, GIB)
+    assert room.bytes == 4 * GIB
+    assert room.why == ("50% of the 20.00 GiB that the system has available, shared by 2 shards, less 1.00 GiB for the "
+                        "work of a step")
+
+
+def test_work_that_is_not_known_is_not_mentioned() -> None:
+    assert host_room(HOST, 0.8, 1) == Room(16 * GIB, "80% of the 20.00 GiB that the system has available")
+
+
+def test_on_a_gpu_a_tenth_stays_free() -> None:
+    room = gpu_room(120 * GIB, 140 * GIB, None, 1)
+    assert room.bytes == pytest.approx(106 * GIB)
+    assert room.why == ("the 120.00 GiB of 140.00 GiB that the GPU has left beside weights and the work of a step, "
+                        "less 14.00 GiB that stay free")
+
+
+def test_shards_on_one_gpu_share_what_it_has_left() -> None:
+    room = gpu_room(120 * GIB, 140 * GIB, 1.0, 2)
+    assert room.bytes == 60 * GIB
+    assert room.why.endswith("that stay free, shared by 2 shards")
+
+
+@given(SIZES, st.floats(0.01, 1.0), st.integers(1, 64), SIZES)
+def test_rooms_together_never_exceed_what_there_is(size: int, fraction: float, num_shards: int, other: int) -> None:
+    assert 0 <= host_room(Available(size, ""), fraction, num_shards, other).bytes * num_shards <= size
+    assert 0 <= gpu_room(size, size + other, fraction, num_shards).bytes * num_shards <= size
+
+
+@given(st.integers(3, 2**45), st.integers(1, 2**20), st.integers(0, 2))
+def test_blocks_and_spare_ones_fill_the_room(size: int, block_bytes: int, num_spare: int) -> None:
+    if size < (num_spare + 1) * block_bytes:
+        return
+    taken = (count_blocks(Room(size, ""), block_bytes, num_spare) + num_spare) * block_bytes
+    assert size - block_bytes < taken <= size
+
+
+def test_no_room_for_a_block_is_an_error_that_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"3 blocks of 1000 bytes are the least, .* \(why\); raise --memory-f"):
+        count_blocks(Room(2999, "why"), 1000, 2)
+
+
+def test_the_size_of_the_cache_is_explained() -> None:
+    assert explain(4096, 16, 2**18, 4096, Room(GIB, "because of this")) == (
+        "the cache has 4096 blocks of 16 places (65536 tokens, 1.00 GiB): because of this")
+    assert explain(2048, 16, 2**18, 4096, Room(GIB, "because of this")) == (
+        "the cache has 2048 blocks of 16 places (32768 tokens, 0.50 GiB): no more were asked for, or fit on another "
+        "shard; here 4096 blocks would fit (because of this)")

@@ -1,0 +1,32 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from shard.layers.norm import RMSNorm
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(num_rows=st.integers(2, 300), place=st.integers(0, 300), shape=st.sampled_from([(1,), (37,), (64,), (5, 24)]),
+       seed=st.integers(0, 9))
+@settings(max_examples=60)
+def test_a_row_has_the_same_bits_in_any_company(dtype: torch.dtype, num_rows: int, place: int, shape: tuple[int, ...],
+                                                seed: int) -> None:
+    torch.manual_seed(seed)
+    norm = RMSNorm(torch.rand(shape, dtype=dtype), 1e-6)
+    pair, place = torch.randn(2, *shape, dtype=dtype), place % (num_rows - 1)
+    rows = torch.randn(num_rows, *shape, dtype=dtype)
+    rows[place:place + 2] = pair
+    assert torch.equal(norm(rows)[place:place + 2], norm(pair))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [0.0, 0.001, 100.0])
+def test_it_is_transformers_norm(dtype: torch.dtype, size: float) -> None:
+    rows, oracle = torch.randn(20, 64, dtype=dtype) * size, LlamaRMSNorm(64, 1e-5).to(dtype)
+    oracle.weight.data.uniform_(0.5, 1.5)
+    torch.testing.assert_close(RMSNorm(oracle.weight.data, 1e-5)(rows), oracle(rows).detach())

@@ -1,0 +1,144 @@
+"""A real worker says what transformers says, however its work is cut: alone, in company, in chunks, after a yield."""
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import LLAMA3, tiny_checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from weaving import Loom, Thread
+
+from router.request import Request
+
+LENGTH = 32
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"family": "llama", "rope_parameters": LLAMA3},
+    "qwen2": {"family": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"family": "qwen3"},
+}
+CLOSE = 0.125  # two logits nearer than this may come in either order in bfloat16
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # for as many as four ranks
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.getbasetemp(), **MODELS[request.param] | HEADS)
+
+
+@pytest.fixture(scope="module")
+def loom(model: Path) -> Iterator[Loom]:
+    with Loom(model) as loom:
+        yield loom
+
+
+@cache
+def oracle(model: Path, dtype: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+
+
+@cache
+def answer(model: Path, prompt: tuple[int, ...], length: int = LENGTH, dtype: str = "float32") -> list[int]:
+    ids = oracle(model, dtype).generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=length, pad_token_id=0)
+    return [int(token) for token in ids[0, len(prompt):]]
+
+
+def logits(model: Path, tokens: tuple[int, ...], dtype: str = "float32") -> torch.Tensor:
+    with torch.inference_mode():
+        return oracle(model, dtype)(torch.tensor([tokens])).logits[0].float()
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(1000 * length + seed)
+    return tuple(torch.randint(2, 512, (length,), generator=generator).tolist())
+
+
+def ask(length: int, seed: int = 0, **more: Any) -> Request:
+    return Request(f"{length}-{seed}", prompt(length, seed), **{"max_new_tokens": LENGTH} | more)
+
+
+def crowd() -> list[Request]:
+    return [ask(length, max_new_tokens=LENGTH - 3 * place) for place, length in enumerate((1, 5, 16, 17, 40, 64, 100))]
+
+
+def assert_right(model: Path, loom: Loom, threads: list[Thread], **settings: Any) -> None:
+    for thread, heard in zip(threads, loom.weave(threads, **settings), strict=True):
+        request = thread.request
+        assert heard.tokens == answer(model, request.prompt, request.max_new_tokens)
+
+
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 63, 64, 65, 130])
+def test_alone(model: Path, loom: Loom, length: int) -> None:
+    assert_right(model, loom, [Thread(ask(length))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("look_ahead", [1, 2])
+@pytest.mark.parametrize("policy", ["mixed", "pause"])
+def test_in_company_that_comes_and_goes(model: Path, loom: Loom, policy: str, look_ahead: int) -> None:
+    """Prompts are cut, batches filtered and, with pause, joined with half-done prompts waiting."""
+    threads = [Thread(request, arrival=2 * place) for place, request in enumerate(crowd())]
+    assert_right(model, loom, threads, prefill_policy=policy, look_ahead=look_ahead, max_batch_prefill_tokens=48)
+
+
+@pytest.mark.slow
+def test_after_yields(model: Path, loom: Loom) -> None:
+    with Loom(model, num_places=16 * 12, max_total_tokens=192) as small:
+        threads = [Thread(ask(30, seed, max_new_tokens=40)) for seed in range(5)]
+        assert_right(model, small, threads)
+
+
+def test_after_a_loss(model: Path, loom: Loom) -> None:
+    assert_right(model, loom, [Thread(request) for request in crowd()[3:]], losses=(1, 9))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_shared_by_ranks(model: Path, ranks: int) -> None:
+    with Loom(model, ranks) as shared:
+        assert_right(model, shared, [Thread(request, arrival=place) for place, request in enumerate(crowd())])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_prompt_logprobs_for_every_cut(model: Path, ranks: int) -> None:
+    asked = ask(40, max_new_tokens=1, prompt_logprobs=True)
+    expected = logits(model, asked.prompt).log_softmax(-1)
+    with Loom(model, ranks) as shared:
+        heard = [shared.weave([Thread(asked)], max_batch_prefill_tokens=most)[0] for most in (32, 33, 48, 256)]
+    assert all(each.prompt_logprobs == heard[0].prompt_logprobs for each in heard)
+    assert sorted(heard[0].prompt_logprobs) == list(range(1, 40))
+    for place, logprob in heard[0].prompt_logprobs.items():
+        assert logprob == pytest.approx(float(expected[place - 1, asked.prompt[place]]), abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_checkpoints_in_the_best_type_of_this_machine(tmp_path: Path, name: str) -> None:
+    assert_nearly_right(tiny_checkpoint(tmp_path, dtype="bfloat16", **MODELS[name] | HEADS))
+
+
+@pytest.mark.slow
+def test_bfloat16_where_it_is_asked_for(tmp_path: Path) -> None:
+    assert_nearly_right(tiny_checkpoint(tmp_path, dtype="bfloat16", **MODELS["llama"] | HEADS), dtype="bfloat16")
+
+
+def assert_nearly_right(model: Path, **settings: Any) -> None:
+    """Equal up to the first place where the oracle's two best are too close to call."""
+    requests = crowd()[3:]
+    with Loom(model, **settings) as loom:
+        heard = loom.weave([Thread(request) for request in requests])
+        dtype = loom.infos[0].dtype
+    for request, each in zip(requests, heard, strict=True):
+        clear = clear_places(model, request, dtype)
+        assert each.tokens[:clear] == answer(model, request.prompt, request.max_new_tokens, dtype)[:clear]
+
+
+def clear_places(model: Path, request: Request, dtype: str) -> int:
+    """How many tokens of the oracle's answer come before a close call."""
+    said = answer(model, request.prompt, request.max_new_tokens, dtype)
+    best = logits(model, (*request.prompt, *said), dtype)[len(request.prompt) - 1:-1].topk(2).values
+    close = [place for place, (first, second) in enumerate(best.tolist()) if first - second < CLOSE]
+    return min(close, default=len(said))

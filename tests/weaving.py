@@ -1,0 +1,198 @@
+"""The router's real core drives real workers, step by step, in this process and without a wire: for tests of what a
+request gets in any company.
+
+    with Loom(model, ranks=2) as loom:
+            heard = loom.weave([Thread(request), Thread(other, arrival=3)], prefill_policy="pause", look_ahead=1)
+        assert heard[0] == loom.alone(request)
+
+Time is counted in steps. Whatever a step takes, the cost model is told the same, so that a weave can be repeated.
+"""
+
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from router import wire
+from router.config import RouterConfig
+from router.events import Entered, Failed, Finished, Produced
+from router.messages import Answer, Measurement, Plan
+from router.policy import Policy
+from router.request import Request
+from router.scheduler import Loss, Scheduler
+from shard.config import ShardConfig
+from shard.pb import shard_pb2 as pb
+from shard.worker import ModelWorker
+
+METHODS = {pb.PrefillRequest: "prefill", pb.DecodeRequest: "decode", pb.FilterRequest: "filter",
+           pb.ConcatRequest: "concat"}
+# What the core is told that steps take: so much that a prompt is cut now and then to keep the stall promise.
+SECONDS = (Measurement(1, 0, 1, 0.02), Measurement(8, 0, 8, 0.021), Measurement(1, 64, 64, 0.06),
+           Measurement(1, 0, 512, 0.022))
+MOST_STEPS = 5000
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A request, and the step at which it comes, and leaves if it does."""
+
+    request: Request
+    arrival: int = 0
+    leaves: int | None = None
+
+
+@dataclass
+class Heard:
+    """What a client was told, to the bit."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt_logprobs: dict[int, float] = field(default_factory=dict)  # by index in the prompt
+    end: str = ""
+
+
+class Loom:
+    """Workers in threads of their own, since ranks wait for each other."""
+
+    def __init__(self, model: Path, ranks: int = 1, *, max_batch_size: int = 16, max_prefill_tokens: int = 256,
+                 max_total_tokens: int = 256, num_places: int = 4096, **settings: Any) -> None:
+        """`settings` are the shards'."""
+        self._meeting = TemporaryDirectory()
+        self._threads = [ThreadPoolExecutor(1) for _ in range(ranks)]
+        self._epoch = 0
+        self._max_prefill_tokens = max_prefill_tokens
+        self._alone: dict[Request, Heard] = {}
+        config = ShardConfig(**{"model": str(model), "world_size": ranks, "threads": 1,
+                                "meeting_point": f"{self._meeting.name}/point"} | settings)
+        configs = [replace(config, rank=rank) for rank in range(ranks)]
+        loading = [thread.submit(ModelWorker, config) for thread, config in zip(self._threads, configs, strict=True)]
+        self.workers = [worker.result() for worker in loading]
+        self.everywhere("warmup", pb.WarmupRequest(
+            block_size=16, max_prefill_tokens=max_prefill_tokens, max_batch_size=max_batch_size,
+            max_total_tokens=max_total_tokens, max_cache_tokens=num_places))
+        self.infos = self.everywhere("info")
+
+    def __enter__(self) -> "Loom":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.everywhere("close")
+        self.workers.clear()
+        for thread in self._threads:
+            thread.shutdown()
+        self._meeting.cleanup()
+
+    def everywhere(self, method: str, *arguments: Any) -> list[Any]:
+        calls = [thread.submit(getattr(worker, method), *arguments)
+                 for thread, worker in zip(self._threads, self.workers, strict=True)]
+        return [call.result() for call in calls]
+
+    def set_threads(self, count: int) -> None:
+        for thread in self._threads:
+            thread.submit(torch.set_num_threads, count).result()
+        self._alone.clear()
+
+    def alone(self, request: Request) -> Heard:
+        """What it gets when nobody else is there."""
+        if request not in self._alone:
+            self._alone[request] = self.weave([Thread(request)], look_ahead=1)[0]
+        return self._alone[request]
+
+    def weave(self, threads: list[Thread], *, losses: tuple[int, ...] = (), **settings: Any) -> list[Heard]:
+        """What each of them gets; at the steps in `losses` all that the shards hold is lost."""
+        config = RouterConfig(**{"max_batch_prefill_tokens": self._max_prefill_tokens} | settings)
+        return Weave(self, config, threads, losses).run()
+
+    def next_epoch(self) -> int:
+        self._epoch += 1
+        self.everywhere("reset", pb.ResetRequest(epoch=self._epoch))
+        return self._epoch
+
+
+class Weave:
+    """One schedule from its beginning to its end."""
+
+    def __init__(self, loom: Loom, config: RouterConfig, threads: list[Thread], losses: tuple[int, ...]) -> None:
+        self._loom = loom
+        self._threads = threads
+        self._losses = losses
+        self._facts = wire.facts(loom.infos)
+        self._core = Scheduler(Policy.of(config, self._facts), self._facts)
+        self._core.costs = type(self._core.costs).measured(SECONDS)
+        self._core.shards_ready(self._facts, loom.next_epoch(), 0.0)
+        self._heard = [Heard() for _ in threads]
+        self._numbers: dict[int, int] = {}
+        self._under_way: deque[tuple[Plan, Any]] = deque()
+        self.num_lost = 0
+
+    def run(self) -> list[Heard]:
+        last = max(thread.arrival for thread in self._threads)
+        for step in range(MOST_STEPS):
+            self._come_and_go(step)
+            if step in self._losses:
+                self._lose()
+            self._send_plans()
+            if self._under_way:
+                self._take(*self._under_way.popleft())
+            elif step > last and not self._core.num_unfinished:
+                return self._heard
+        raise AssertionError("the weave has no end")
+
+    def _come_and_go(self, step: int) -> None:
+        for place, thread in enumerate(self._threads):
+            if thread.arrival == step:
+                self._submit(place, thread.request)
+            if thread.leaves == step and not self._heard[place].end:
+                self._heard[place].end = "left"
+                self._core.cancel(next(n for n, at in self._numbers.items() if at == place), 0.0)
+
+    def _submit(self, place: int, request: Request) -> None:
+        events = self._core.submit(request, float(place))
+        assert isinstance(events[0], Entered), events
+        self._numbers[events[0].sequence] = place
+        assert len(events) == 1, events
+
+    def _send_plans(self) -> None:
+        while (plan := self._core.plan(0.0)) is not None:
+            for message in wire.encode(plan):
+                answer = self._loom.everywhere(METHODS[type(message)], message)[0]
+            self._under_way.append((plan, answer))
+
+    def _take(self, plan: Plan, message: Any) -> None:
+        if not isinstance(message, pb.StepAnswer):
+            self._core.complete(plan.order, Answer(plan.epoch, 0.0, {}, {}), {}, 0.0)
+            return
+        message.forward_seconds = plan.seconds
+        answer = wire.decode(message, plan, self._facts)
+        for part in answer.prompt_logprobs:
+            known = self._of(part.sequence).prompt_logprobs
+            known |= dict(enumerate(part.logprobs, part.start))
+        for event in self._core.complete(plan.order, answer, {}, 0.0):
+            self._hear(event, answer)
+
+    def _hear(self, event: Any, answer: Answer) -> None:
+        match event:
+            case Produced():
+                for number, count in event.counts.items():
+                    heard, row = self._of(number), answer.rows[number]
+                    heard.tokens += row.tokens[:count]
+                    heard.logprobs += row.logprobs[:count]
+                    heard.top += [list(top) for top in row.top[:count] if top]  # a row that asked for none has none
+            case Finished():
+                self._of(event.sequence).end = event.reason
+            case Failed():
+                self._of(event.sequence).end = event.reason
+
+    def _lose(self) -> None:
+        """What was under way is not answered any more."""
+        self._under_way.clear()
+        self._core.shards_lost(0.0, Loss.DEFECT)
+        self._core.shards_ready(self._facts, self._loom.next_epoch(), 0.0)
+
+    def _of(self, number: int) -> Heard:
+        return self._heard[self._numbers[number]]
