@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NoReturn
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.validators import Number
 
-from launcher.model import Model, cache_folder, find_model, hub_cache
+from launcher.model import Model, find_model, hub_cache, machine_file
 from launcher.plan import make_plan
 from launcher.processes import Failed, bind, serve
 from launcher.settings import GROUPS, POSITIONAL, Setting, make_configs
@@ -38,7 +38,7 @@ def serve_command(*words: str, **given: Any) -> None:
     """Serve a model over HTTP. Without one a simulated model answers, with made-up words at the speed of a real one."""
     launch, router, shard = make_configs({**dict(zip(POSITIONAL, words, strict=False)), **given})
     model = find_model(launch.model_id, launch.revision, hub_cache(os.environ)) if launch.model_id else None
-    shard = replace(shard, memory=str(cache_folder(os.environ) / "weft" / "machine.json"))
+    shard = replace(shard, memory=str(machine_file(os.environ, version("weft"))))
     with bind(router.hostname, router.port) as listener, tempfile.TemporaryDirectory(prefix="weft-") as folder:
         plan = make_plan(router, shard, launch.num_shard, checked(folder), model)
         text = banner(listener, launch.num_shard, model)

@@ -6,9 +6,12 @@ Knows the layout of folders, not what is in the files.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 HUB_NAME = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")  # org/name, or a name alone
+LIBRARIES = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_")
+NOWHERE = Path("/dev/null")  # a folder in which there can be nothing
 PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -26,7 +29,18 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
     """Where programs of this user keep what can be made anew."""
-    return given(environment, "XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    try:
+        return given(environment, "XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    except RuntimeError:  # this user has no home
+        return NOWHERE
+
+
+def machine_file(environment: Mapping[str, str], release: str) -> Path:
+    """Where shards keep what they found out about this machine. It holds for a release, and for the variables by which
+    users tell libraries how to compute."""
+    settings = sorted(item for item in environment.items() if item[0].startswith(LIBRARIES))
+    digest = sha256(repr((release, settings)).encode()).hexdigest()
+    return cache_folder(environment) / "weft" / f"machine-{digest[:16]}.json"
 
 
 def given(environment: Mapping[str, str], name: str) -> Path | None:

@@ -176,6 +176,8 @@ class Server:
 
     def _kill_shards(self, why: str) -> None:
         """The router is the judge of shards that live and do not work; that they are dead is noticed as ever."""
+        if not self._loaded.is_set():
+            return  # they are being replaced already: those that are there now are not meant
         print(f"weft: the shards do not work: {why}", file=sys.stderr)
         for shard in self._shards:
             shard.end(signal.SIGKILL)

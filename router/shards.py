@@ -90,18 +90,18 @@ class Rank:
         """Waits until it listens, and watches it from then on: from its first word, or from when that is overdue."""
         await self._channel.channel_ready()
         watch = self._watch(NO_SERVICE)
-        with suppress(grpc.aio.AioRpcError, TimeoutError):
-            async with asyncio.timeout(FIRST_WORD):
-                await watch.read()
-        self._watching = asyncio.create_task(self._watch_over(watch))
+        word = asyncio.ensure_future(watch.read())
+        await asyncio.wait([word], timeout=FIRST_WORD)
+        self._watching = asyncio.create_task(self._watch_over(watch, word))
         if self._stream:
             self._line = Line(self._channel)
 
-    async def _watch_over(self, watch: Any) -> None:
-        """As long as this call is open the shard knows that its router is there, and we know that the shard is."""
+    async def _watch_over(self, watch: Any, word: "asyncio.Future[Any]") -> None:
+        """As long as this call is open the shard knows that its router is there, and we know that the shard is. A word
+        that is waited for is never given up: that would end the call."""
         with suppress(grpc.aio.AioRpcError):
-            while await watch.read() is not grpc.aio.EOF:
-                pass
+            while await word is not grpc.aio.EOF:
+                word = asyncio.ensure_future(watch.read())
         self._on_gone()
 
     async def look_away(self) -> None:

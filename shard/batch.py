@@ -17,6 +17,12 @@ from shard.sequence import Limits, Sequence, read_sequences
 __all__ = ["Chunk", "Ledger", "Malformed", "Refused", "Step"]
 
 
+def asked_blocks(request: pb.WarmupRequest, num_fitting: int) -> int:
+    """Blocks of the cache, where so many fit."""
+    most = request.max_cache_tokens // request.block_size
+    return min(num_fitting, most) if request.max_cache_tokens else num_fitting
+
+
 class Ledger:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -45,8 +51,7 @@ class Ledger:
     def warmup(self, request: pb.WarmupRequest, num_blocks: int) -> None:
         """Size cache and steps; `num_blocks` is the most that fit."""
         self.check_warmup(request)
-        size, most = request.block_size, request.max_cache_tokens
-        self.blocks = Blocks(size, min(num_blocks, most // size) if most else num_blocks)
+        self.blocks = Blocks(request.block_size, asked_blocks(request, num_blocks))
         self.max_chunk_tokens, self.max_decodes = request.max_prefill_tokens, request.max_batch_size
 
     def reset(self) -> None:

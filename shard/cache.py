@@ -25,6 +25,7 @@ class Cache:
                  dtype: torch.dtype, device: torch.device) -> None:
         assert block_size % UNIT == 0
         self.block_size = block_size
+        self.num_blocks = num_blocks  # the router's
         self.zero_block = num_blocks
         self.scratch_slot = (num_blocks + 1) * block_size
         self.dtype = dtype

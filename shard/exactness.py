@@ -13,12 +13,13 @@ from torch import Tensor
 from shard.attention.backends import Attention
 from shard.cache import Cache
 from shard.change import Chunk, Step
+from shard.models.config import ModelConfig
 from shard.runner import Model
 from shard.sequence import Sampling, Sequence
 from shard.step import build
 
-LENGTH = 100  # tokens of the sequence that is looked at: its last places are gathered as 128, its first as 64
-CUT = 37
+LENGTH = 300  # tokens of the sequence that is looked at: its places are gathered as 64, 128, 256 and 512
+CUT = 0.45  # of them are the first chunk
 COMPANIES = (2, 17, 300)
 HEAD_ROWS = 17  # the head is large, and takes part up to this many rows
 BLOCK_SIZE = 16
@@ -27,18 +28,21 @@ Bits = dict[str, Tensor]
 
 
 class Gate:
-    def __init__(self, model: Model, attention: Attention, cache: Callable[[int], Cache], vocabulary_size: int,
+    def __init__(self, model: Model, config: ModelConfig, attention: Attention, cache: Callable[[int], Cache],
                  device: torch.device) -> None:
         """`model` has one layer; `cache` makes one for it, of so many blocks."""
         self._model = model
         self._attention = attention
-        self._cache = cache(2 * blocks_of(LENGTH))
+        self._length = min(LENGTH, config.max_positions)
+        self._cut = max(1, int(CUT * self._length))
+        self._cache = cache(2 * blocks_of(self._length))
         self._device = device
         generator = torch.Generator().manual_seed(0)
-        tokens: list[int] = torch.randint(vocabulary_size, (2 * LENGTH,), generator=generator).tolist()
-        self._observed = sequence(0, tokens[:LENGTH], 0)
+        tokens: list[int] = torch.randint(config.vocabulary_size, (2 * self._length,), generator=generator).tolist()
+        self._observed = sequence(0, tokens[:self._length], 0)
         # All the others read and write the same blocks: what they compute is of no interest.
-        self._others = [sequence(number, tokens[LENGTH:], blocks_of(LENGTH)) for number in range(max(COMPANIES))]
+        self._others = [sequence(number, tokens[self._length:], blocks_of(self._length))
+                        for number in range(max(COMPANIES))]
 
     @torch.inference_mode()
     def verdict(self) -> str:
@@ -47,7 +51,7 @@ class Gate:
         expected = self._alone()
         for name, case in self._cases():
             bits = case()
-            different = [part for part in bits if not torch.equal(bits[part], expected[part])]
+            different = [part for part in bits if not same_bits(bits[part], expected[part])]
             if different:
                 return f"{name} has other bits in {' and '.join(different)} than the same prompt alone"
         return ""
@@ -61,20 +65,23 @@ class Gate:
         ]
 
     def _alone(self) -> Bits:
-        self._run(Step(chunks=[Chunk(self._others[0], 0, LENGTH)]))
-        return self._last(Step(chunks=[Chunk(self._observed, 0, LENGTH)]), LENGTH - 1)
+        self._run(Step(chunks=[Chunk(self._others[0], 0, self._length)]))
+        return self._last(Step(chunks=[Chunk(self._observed, 0, self._length)]), self._length - 1)
 
     def _in_chunks(self) -> Bits:
-        self._run(Step(chunks=[Chunk(self._observed, 0, CUT)]))
-        return self._last(Step(chunks=[Chunk(self._observed, CUT, LENGTH - CUT)]), LENGTH - CUT - 1)
+        self._run(Step(chunks=[Chunk(self._observed, 0, self._cut)]))
+        return self._last(Step(chunks=[self._second_chunk()]), self._length - self._cut - 1)
 
     def _decoded(self, size: int) -> Bits:
         others, place = self._others[:size - 1], (size - 1) // 2
         return self._last(Step(decodes=[*others[:place], self._observed, *others[place:]]), place)
 
     def _beside(self, size: int) -> Bits:
-        step = Step(decodes=self._others[:size], chunks=[Chunk(self._observed, CUT, LENGTH - CUT)])
-        return self._last(step, size + LENGTH - CUT - 1)
+        step = Step(decodes=self._others[:size], chunks=[self._second_chunk()])
+        return self._last(step, size + self._length - self._cut - 1)
+
+    def _second_chunk(self) -> Chunk:
+        return Chunk(self._observed, self._cut, self._length - self._cut)
 
     def _run(self, step: Step) -> Tensor:
         inputs = build(step, self._cache, self._attention, self._device)
@@ -88,9 +95,15 @@ class Gate:
         return bits if logits is None else bits | {"logits": logits[-1].clone()}
 
 
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Also where they are no numbers."""
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
 def sequence(number: int, tokens: list[int], first_block: int) -> Sequence:
-    blocks = list(range(first_block, first_block + blocks_of(LENGTH)))
-    return Sequence(id=number, tokens=tokens, num_prompt_tokens=LENGTH, num_given=LENGTH, computed=0, num_cached=0,
+    length = len(tokens)
+    blocks = list(range(first_block, first_block + blocks_of(length)))
+    return Sequence(id=number, tokens=tokens, num_prompt_tokens=length, num_given=length, computed=0, num_cached=0,
                     blocks=blocks, key=0, sampling=Sampling(), prompt_logprobs=False, adapter=0, grammar=0)
 
 

@@ -74,13 +74,13 @@ def load(config: ShardConfig) -> Loaded:
     group = join(config.rank, config.world_size,
                  choose_backend(config.dist_backend, device.type, config.world_size, num_gpus), config.meeting_point)
     memory: Memory = Kept(Path(config.memory)) if config.memory else Forgotten()
+    backend = choose_attention(config.attention, device.type)
     dtype = chosen_dtype(config, described.dtype, device, group, memory)
     model = read_weights(folder, described, group, dtype, device)
-    backend = choose_attention(config.attention, device.type)
     attention = make_attention(backend, described.num_heads // group.size, model.num_kv_heads, described.head_dim)
     shape = asdict(described) | {"dtype": dtype, "attention": backend, "ranks": group.size, "device": device.type}
-    gate = Gate(model.cut(1), attention, partial(make_cache, model.cut(1), 16, dtype=dtype, device=device),
-                described.vocabulary_size, device)
+    layer = model.cut(1)
+    gate = Gate(layer, described, attention, partial(make_cache, layer, 16, dtype=dtype, device=device), device)
     inexact = examine(gate, group, memory, fingerprint(shape))
     if inexact:
         log.warning("answers may depend on what else is served at the same time: %s", inexact)

@@ -5,6 +5,7 @@ Knows nothing of what it is that is remembered.
 
 import hashlib
 import json
+import logging
 import os
 import platform
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+log = logging.getLogger(__name__)
 
 
 class Forgotten:
@@ -34,10 +37,14 @@ class Kept:
         return known if isinstance(known, str) else None
 
     def put(self, key: str, found: str) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Where nothing can be written it is found out again next time."""
         unfinished = self.path.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(self._all() | {key: found}))
-        unfinished.replace(self.path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished.write_text(json.dumps(self._all() | {key: found}))
+            unfinished.replace(self.path)
+        except OSError as error:
+            log.warning("cannot remember what was found out about this machine: %s", error)
 
     def _all(self) -> dict[str, object]:
         try:

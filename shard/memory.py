@@ -1,11 +1,10 @@
 """How much memory the cache may take, and in a sentence why.
 
-Reading the system (`read_host`, `read_gpu`, `WorkSpace`) is apart from the arithmetic. Knows nothing of models: what a
+Reading the system (`read_host`, `read_gpu`) is apart from the arithmetic. Knows nothing of models: what a
 block takes is told.
 """
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,6 @@ from shard.system import ROOT, group_folders, read_figures
 
 HOST_FRACTION = 0.5
 GPU_FRACTION = 0.9
-RESET_PEAK = "5"  # see proc_pid_clear_refs(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +45,12 @@ ACCOUNTINGS = (
 )
 
 
-def host_room(available: Available, fraction: float | None, num_shards: int, work_space: int = 0) -> Room:
-    """`work_space` is what the largest step of one shard needs beside the cache, if that is known: the rest of the
-    memory is usually more than enough."""
+def host_room(available: Available, fraction: float | None, num_shards: int) -> Room:
+    """What a step works with is little beside what is left."""
     share = HOST_FRACTION if fraction is None else fraction
-    each = int(available.bytes * share) // num_shards - work_space
     shared = f", shared by {num_shards} shards" if num_shards > 1 else ""
-    less = f", less {gib(work_space)} for the work of a step" if work_space else ""
-    return Room(max(0, each), f"{share:.0%} of the {gib(available.bytes)} {available.source}{shared}{less}")
+    return Room(int(available.bytes * share) // num_shards,
+                f"{share:.0%} of the {gib(available.bytes)} {available.source}{shared}")
 
 
 def gpu_room(free: int, total: int, fraction: float | None, num_sharing: int) -> Room:
@@ -66,14 +62,16 @@ def gpu_room(free: int, total: int, fraction: float | None, num_sharing: int) ->
                 f"{gib(kept)} that stay free{shared}")
 
 
-def count_blocks(room: Room, block_bytes: int, num_spare: int) -> int:
-    """How many blocks fit beside the spare ones."""
-    count = room.bytes // block_bytes - num_spare
+def num_fitting(room: Room, block_bytes: int, num_spare: int) -> int:
+    """How many blocks fit beside the spare ones; none when it is less than one."""
+    return max(0, room.bytes // block_bytes - num_spare)
+
+
+def check_fitting(count: int, room: Room, block_bytes: int, num_spare: int) -> None:
     if count < 1:
         raise ValueError(f"there is no room for a cache: {num_spare + 1} blocks of {block_bytes} bytes are the least, "
                          f"and there are {gib(room.bytes)} ({room.why}); raise --memory-fraction, free memory, or "
                          f"choose more shards or a smaller model")
-    return count
 
 
 def explain(num_blocks: int, block_size: int, block_bytes: int, num_fitting: int, room: Room) -> str:
@@ -92,19 +90,6 @@ def gib(count: int) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What the system says
-
-
-class WorkSpace:
-    """How much more memory than before and after this process held at its peak."""
-
-    def __init__(self, root: Path = ROOT) -> None:
-        self._folder = root / "proc/self"
-        with suppress(OSError):  # some sandboxes have no such file: then it is the peak since the start
-            (self._folder / "clear_refs").write_text(RESET_PEAK)
-
-    def measure(self) -> int:
-        figures = read_figures(self._folder / "status")
-        return (figures["VmHWM"] - figures["VmRSS"]) * 1024
 
 
 def read_gpu(device: int) -> tuple[int, int]:

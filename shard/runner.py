@@ -5,6 +5,7 @@ Every rank does the same; rank 0 alone samples, and tells the others the tokens.
 """
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Protocol
 
 import torch
@@ -57,8 +58,10 @@ class Runner:
                 cache.zero(blocks_between(sequence, start, end, cache.block_size))
         prompts = {chunk.sequence.id: self._prompt_logprobs(chunk, rows, hidden)
                    for chunk, rows in chunk_rows(step) if asks_for_prompt(chunk) and chunk.sequence.id not in failed}
+        failed |= self._without_number(prompts)
         said = self._say(step.yielding, hidden[inputs.sampled]) if step.yielding else {}
         failed |= {sequence.id for sequence in step.yielding if sequence.id not in said}
+        prompts = {number: part for number, part in prompts.items() if number not in failed}
         return Outcome(said, prompts, dict.fromkeys(sorted(failed), pb.NON_FINITE))
 
     def _say(self, sequences: list[Sequence], hidden: Tensor) -> dict[int, Said]:
@@ -72,6 +75,14 @@ class Runner:
             return {s.id: said(chosen, row) for row, s in enumerate(sequences) if chosen.finite[row]}
         tokens = self._group.broadcast(torch.empty(len(sequences), dtype=torch.int64, device=self._device)).tolist()
         return {s.id: Said([token], []) for s, token in zip(sequences, tokens, strict=True) if token != NO_TOKEN}
+
+    def _without_number(self, prompts: dict[int, PromptPart]) -> set[int]:
+        """Whose prompt has a logprob that is none, as rank 0 sees it; all ranks must know."""
+        if not prompts:
+            return set()
+        fine = [int(all(map(isfinite, part.logprobs))) for part in prompts.values()]
+        told = self._group.broadcast(torch.tensor(fine, device=self._device)).tolist()
+        return {number for number, is_fine in zip(list(prompts), told, strict=True) if not is_fine}
 
     def _prompt_logprobs(self, chunk: Chunk, rows: range, hidden: Tensor) -> PromptPart:
         """Of the tokens behind those of the chunk, as far as they are prompt; their logits are never held together."""

@@ -59,7 +59,7 @@ class Rehearsal:
         return [one for kind in self._kinds() for one in self._measure(kind)]
 
     def run_largest(self) -> None:
-        self._runner.run(self._chunk(self._sizes.chunk_tokens, self._sizes.rows), self._cache)
+        self._runner.run(self._last_chunk(self._sizes.chunk_tokens, self._sizes.rows), self._cache)
 
     def _kinds(self) -> list[Iterator[Step]]:
         """More and more decodes, longer and longer ones, longer and longer chunks."""
@@ -95,8 +95,14 @@ class Rehearsal:
         step.chunks.append(Chunk(self._sequence(rows, tokens), 0, tokens))
         return step
 
+    def _last_chunk(self, tokens: int, rows: int) -> Step:
+        """The end of the longest prompt, which looks at all that is before it."""
+        step, length = self._decodes(rows, SHORT), self._sizes.length
+        step.chunks.append(Chunk(self._sequence(rows, length), length - tokens, tokens))
+        return step
+
     def _sequence(self, number: int, length: int) -> Sequence:
-        blocks = list(range(-(-length // self._cache.block_size)))
+        blocks = [number % self._cache.num_blocks for number in range(-(-length // self._cache.block_size))]
         return Sequence(id=number, tokens=[0] * length, num_prompt_tokens=length, num_given=length, computed=0,
                         num_cached=0, blocks=blocks, key=number, sampling=SAMPLING, prompt_logprobs=False, adapter=0,
                         grammar=0)

@@ -5,25 +5,39 @@ thread.
 """
 
 import logging
+import os
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter
+from typing import TypeVar
 
 from shard.answer import write_prompts, write_rows
-from shard.batch import Ledger, Refused, Step
+from shard.batch import Ledger, Refused, Step, asked_blocks
 from shard.cache import NUM_SPARE, Cache
 from shard.config import ShardConfig
 from shard.loading import Loaded, load
-from shard.memory import count_blocks, explain
+from shard.memory import check_fitting, explain, num_fitting
 from shard.pb import shard_pb2 as pb
 from shard.precision import name
 from shard.sequence import Limits
 from shard.warmup import PATIENCE, Rehearsal, Sizes
 
+Result = TypeVar("Result")
+
+REHEARSED_BLOCKS = 64  # for a step that is only run to see what it takes beside the cache
+
 log = logging.getLogger(__name__)
 
 
+def leave() -> None:
+    """End the process at once, as a crash does."""
+    os._exit(70)
+
+
 class ModelWorker:
-    def __init__(self, config: ShardConfig) -> None:
-        """Loads the model; raises ValueError when it cannot be served."""
+    def __init__(self, config: ShardConfig, exit: Callable[[], object] = leave) -> None:  # noqa: A002 - what it does
+        """Loads the model; raises ValueError when it cannot be served. `exit` ends the process at once."""
+        self._exit = exit
         self._loaded: Loaded = load(config)
         self._cache = self._loaded.cache(16, 0)
         self._epoch = 0
@@ -44,30 +58,42 @@ class ModelWorker:
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
         self.ledger.check_warmup(request)
-        loaded, block_bytes = self._loaded, self._loaded.block_bytes(request.block_size)
-        if loaded.device.type == "cuda":
-            self._run_largest(request)
-        room = loaded.room()
-        fitting = count_blocks(room, block_bytes, NUM_SPARE)
-        # More than all sequences together can hold would only be lists to keep.
-        useful = request.max_batch_size * -(-request.max_total_tokens // request.block_size)
-        self.ledger.warmup(request, loaded.group.minimum(min(fitting, max(useful, 1))))
-        blocks = self.ledger.blocks
-        self._cache = loaded.cache(blocks.size, blocks.count)
-        log.info("%s", explain(blocks.count, blocks.size, block_bytes, fitting, room))
-        self._warmup = self._measure(request)
-        return self._warmup
+        if self._loaded.device.type == "cuda":
+            self._together(partial(self._run_largest, request))
+        num_blocks = self._fitting_blocks(request)
+        cache = self._loaded.cache(request.block_size, asked_blocks(request, num_blocks))
+        answer = self._together(partial(self._measure, request, cache))
+        self.ledger.warmup(request, num_blocks)
+        self._cache, self._warmup = cache, answer
+        return answer
 
     def _run_largest(self, request: pb.WarmupRequest) -> None:
         """What it works with stays with the process, and is not available to the cache."""
-        sizes = Sizes.of(request, request.max_total_tokens or self.ledger.limits.max_positions)
-        cache = self._loaded.cache(request.block_size, -(-sizes.length // request.block_size))
-        self._rehearsal(cache, sizes).run_largest()
+        sizes = Sizes.of(request, self._longest(request))
+        self._rehearsal(self._loaded.cache(request.block_size, REHEARSED_BLOCKS), sizes).run_largest()
 
-    def _measure(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
-        blocks = self.ledger.blocks
-        answer = pb.WarmupAnswer(block_size=blocks.size, num_blocks=blocks.count)
-        for measured in self._rehearsal(self._cache, Sizes.of(request, blocks.size * blocks.count)).measure():
+    def _fitting_blocks(self, request: pb.WarmupRequest) -> int:
+        """As many as fit on every rank, and as all sequences together can hold: more would only be lists to keep."""
+        loaded, size = self._loaded, request.block_size
+        room, block_bytes = loaded.room(), loaded.block_bytes(size)
+        fitting = num_fitting(room, block_bytes, NUM_SPARE)
+        least = loaded.group.minimum(fitting)  # asked before anybody complains: the others would wait for ever
+        check_fitting(fitting, room, block_bytes, NUM_SPARE)
+        if least < 1:
+            raise ValueError("another shard has no room for a cache")
+        useful = request.max_batch_size * -(-self._longest(request) // size)
+        num_blocks = asked_blocks(request, min(least, useful))
+        log.info("%s", explain(num_blocks, size, block_bytes, fitting, room))
+        return min(least, useful)
+
+    def _longest(self, request: pb.WarmupRequest) -> int:
+        """The most tokens of one sequence."""
+        return request.max_total_tokens or self.ledger.limits.max_positions
+
+    def _measure(self, request: pb.WarmupRequest, cache: Cache) -> pb.WarmupAnswer:
+        sizes = Sizes.of(request, min(self._longest(request), cache.block_size * cache.num_blocks))
+        answer = pb.WarmupAnswer(block_size=cache.block_size, num_blocks=cache.num_blocks)
+        for measured in self._rehearsal(cache, sizes).measure():
             answer.rows.append(measured.rows)
             answer.chunk_tokens.append(measured.chunk_tokens)
             answer.context.append(measured.context)
@@ -111,7 +137,7 @@ class ModelWorker:
     def _run(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step) -> pb.StepAnswer:
         answer, began = pb.StepAnswer(epoch=request.epoch, order=request.order), perf_counter()
         if step.sequences:
-            outcome = self._loaded.runner.run(step, self._cache)
+            outcome = self._together(partial(self._loaded.runner.run, step, self._cache))
             said = outcome.said
             self.ledger.finish(step, {i: word.tokens for i, word in said.items()}, outcome.failures)
             if self._loaded.group.rank == 0:
@@ -122,3 +148,14 @@ class ModelWorker:
             write_rows(answer, step, said)
         answer.forward_seconds = perf_counter() - began
         return answer
+
+    def _together(self, call: Callable[[], Result]) -> Result:
+        """Ranks that did not all come to the end of what they do together are not in step any more, and some may wait
+        for the others for ever: one that fails ends, and the group is replaced."""
+        try:
+            return call()
+        except Exception:
+            if self._loaded.group.size > 1:
+                log.exception("this shard failed, and with it the group")
+                self._exit()
+            raise

@@ -4,6 +4,7 @@ Every span is computed by itself, in float32, so its company does not change a b
 chunks does.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from shard.attention.span import Span, integers
 from shard.cache import Cache
+
+PIECE = 128  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class ReferenceAttention:
         self._shape = (num_kv_heads, num_heads // num_kv_heads, head_dim)
 
     def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> list[Look]:  # noqa: ARG002
-        return [look(span, cache) for span in decodes + chunks]
+        return [look(span, cache) for span in [*decodes, *(piece for chunk in chunks for piece in pieces(chunk))]]
 
     def run(self, queries: Tensor, cache: Cache, layer: int, plan: list[Look]) -> Tensor:
         """`queries` is [tokens, heads, head_dim], the result [tokens, heads * head_dim]."""
@@ -47,6 +50,12 @@ class ReferenceAttention:
         scores = torch.matmul(grouped, keys[:, None].mT) * self._shape[2] ** -0.5  # [kv_heads, group, length, places]
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         return torch.matmul(weights, values[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def pieces(chunk: Span) -> Iterator[Span]:
+    """The scores of a long chunk far into a prompt would not fit into memory together."""
+    for first in range(0, chunk.length, PIECE):
+        yield Span(chunk.row + first, chunk.start + first, min(PIECE, chunk.length - first), chunk.blocks)
 
 
 def look(span: Span, cache: Cache) -> Look:

@@ -30,11 +30,11 @@ class GatedLinear:
 
     def __init__(self, both: Linear, activation: Activation) -> None:
         """`both` gives the gate's half and then the other."""
-        self._both = both
+        self.product = both
         self._activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self._both(x).chunk(2, dim=-1)  # [rows, intermediate]
+        gate, up = self.product(x).chunk(2, dim=-1)  # [rows, intermediate]
         return self._activation(gate, up)
 
 
@@ -48,7 +48,14 @@ class PackedGatedLinear:
         self._activated = torch.ops.mkldnn._linear_pointwise.default
         self._times = torch.ops.mkldnn._linear_pointwise.binary
 
+    @property
+    def product(self) -> Linear:
+        """Activation included: it is made on the way."""
+        return self
+
     def __call__(self, x: Tensor) -> Tensor:
+        if len(x) == 1:  # alone, a row may be computed in another way
+            return self(x.repeat(2, 1))[:1]
         gate = self._activated(x, self._gate, self._gate_bias, "swish", [], "")
         product: Tensor = self._times(x, gate, self._up, self._up_bias, "mul")
         return product

@@ -42,7 +42,7 @@ def column_linear(weights: Weights, parts: Sequence[Part]) -> Linear:
     return make_linear(weights.stack([part.weight_rows for part in parts], brief=brief), read_bias(weights, parts))
 
 
-def gated_linear(weights: Weights, gate: Part, up: Part) -> Linear:
+def gated_linear(weights: Weights, gate: Part, up: Part) -> GatedLinear | PackedGatedLinear:
     if not packs(weights.dtype, weights.device):
         return GatedLinear(column_linear(weights, [gate, up]), silu_times)
     if weights.dtype == float32:  # faster than a product with the activation on its way: tests/shard/test_gated.py

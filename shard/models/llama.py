@@ -63,7 +63,7 @@ class Mlp:
             for projection in ("gate_proj", "up_proj")))
         self._down = row_linear(source.weights, source.group, f"{name}.down_proj", (narrow, wide),
                                 source.intermediate, bias=bias)
-        self.products: list[Product] = [(self._gated, narrow), (self._down, len(source.intermediate))]
+        self.products: list[Product] = [(self._gated.product, narrow), (self._down, len(source.intermediate))]
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._down(self._gated(x))

@@ -45,6 +45,8 @@ def play(story, folder):
             await story(line, rank)
             await line.close()
         await server.stop(0.1)
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=2.0)  # what is about to end may do so
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(told())
 

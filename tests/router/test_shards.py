@@ -43,6 +43,7 @@ class ScriptedRank(grpc.GenericRpcHandler):
         self.called = asyncio.Event()
         self.watched = asyncio.Event()
         self.left = asyncio.Event()
+        self.silent = asyncio.Event()  # set: who watches hears nothing
 
     def service(self, details):
         method = details.method.rsplit("/", 1)[1]
@@ -83,7 +84,8 @@ class ScriptedRank(grpc.GenericRpcHandler):
         self.num_watching += 1
         self.watched.set()
         try:
-            await context.write(b"")
+            if not self.silent.is_set():
+                await context.write(b"")
             await asyncio.Event().wait()
         finally:
             self.num_watching -= 1
@@ -303,4 +305,20 @@ def test_closing_twice_does_no_harm(tmp_path):
     async def story(shards, rank):
         await shards.close()
         await shards.close()
+    play(story, tmp_path)
+
+
+def test_a_first_word_that_is_late_does_not_end_the_watch(tmp_path, monkeypatch):
+    monkeypatch.setattr("router.shards.FIRST_WORD", 0.01)
+
+    async def story(shards, rank):
+        rank.silent.set()
+        gone = asyncio.Event()
+        shards.on_gone = gone.set
+        await shards.connect()
+        rank.silent.clear()
+        assert not shards.is_gone
+        await rank.stop()
+        await gone.wait()
+        await rank.listen()
     play(story, tmp_path)

@@ -13,7 +13,7 @@ from torch import Tensor
 from shard.attention.backends import Attention, make_attention
 from shard.checkpoint import read_config
 from shard.distributed import Alone
-from shard.exactness import Gate
+from shard.exactness import Gate, same_bits
 from shard.layers.linear import PackedLinear
 from shard.loading import examine, make_cache
 from shard.machine import Forgotten, Kept
@@ -35,7 +35,7 @@ def gate(layer: Decoder, attention: Attention | None = None) -> Gate:
     config = layer.config
     attention = attention or make_attention("cpu", config.num_heads, config.num_kv_heads, config.head_dim)
     cache = partial(make_cache, layer, 16, dtype=torch.float32, device=CPU)
-    return Gate(layer, attention, cache, config.vocabulary_size, CPU)
+    return Gate(layer, config, attention, cache, CPU)
 
 
 def spoiled(product: Callable[[Any, Tensor], Tensor], self: Any, x: Tensor) -> Tensor:
@@ -73,3 +73,9 @@ def test_a_verdict_is_found_out_once(layer: Decoder, tmp_path: Path) -> None:
     assert len(looked) == 1
     examine(Looking(), Alone(), Forgotten(), "key")  # type: ignore[arg-type]
     assert len(looked) == 2
+
+
+def test_what_is_no_number_has_the_same_bits_as_itself() -> None:
+    broken = torch.tensor([1.0, torch.nan])
+    assert same_bits(broken, broken.clone())
+    assert not same_bits(torch.tensor([0.0]), torch.tensor([-0.0]))

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from shard.machine import Kept, fingerprint
 
 
@@ -22,3 +24,10 @@ def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
 def test_a_fingerprint_tells_shapes_apart_and_is_the_same_again() -> None:
     assert fingerprint({"hidden_size": 64}) == fingerprint({"hidden_size": 64})
     assert fingerprint({"hidden_size": 64}) != fingerprint({"hidden_size": 65})
+
+
+def test_where_nothing_can_be_written_it_is_found_out_again(caplog: pytest.LogCaptureFixture) -> None:
+    kept = Kept(Path("/dev/null/weft/machine.json"))
+    kept.put("key", "found")
+    assert kept.get("key") is None
+    assert "cannot remember" in caplog.text

@@ -1,6 +1,7 @@
 """What becomes of numbers that are none: of one sequence, of its blocks, and of nobody else."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,3 +70,16 @@ def test_a_loss_in_the_middle_leaves_nothing_behind(loom: Loom) -> None:
 def test_prompt_logprobs_of_a_poisoned_prompt_are_not_told(loom: Loom) -> None:
     poisoned = loom.weave([Thread(ask(40, poisoned_at=35, prompt_logprobs=True))], max_batch_prefill_tokens=32)[0]
     assert all(abs(logprob) < 1e6 for logprob in poisoned.prompt_logprobs.values())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_prompt_whose_logits_are_no_numbers_fails_with_the_chunk(tmp_path: Path, ranks: int) -> None:
+    """Hidden states are fine; what is not is a row of the head, which no token of the answer needs."""
+    folder = tiny_checkpoint(tmp_path, "llama")
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][POISON] = torch.nan
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with Loom(folder, ranks) as broken:
+        heard = broken.weave([Thread(ask(90, prompt_logprobs=True))], max_batch_prefill_tokens=32)[0]
+    assert heard.end == "the model's output was not a number"
+    assert heard.prompt_logprobs == {}

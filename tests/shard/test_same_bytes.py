@@ -1,7 +1,7 @@
 """The promise: a request gets the same tokens and logprobs to the last bit, whatever else is served and however.
 
 The router's core weaves random requests together; each of them is compared with itself alone. Where the gate says that
-this machine is not exact there is nothing to promise.
+this machine is not exact there is nothing to promise; that it says so is shown in `tests/shard/test_exactness.py`.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,13 @@ from weaving import Loom, Thread
 
 from router.request import Request, SamplingParams
 
-LENGTHS = (1, 2, 15, 16, 17, 33, 47, 63, 64, 65, 100, 127, 128, 129, 150)  # around the borders of blocks and gathers
+# Around the borders of blocks and of what is gathered.
+LENGTHS = (1, 2, 15, 16, 17, 33, 47, 63, 64, 65, 100, 127, 128, 129, 150, 185)
 LOOMS = {
     "one rank": {},
     "one rank, two threads": {"threads": 2},
     "two ranks": {"ranks": 2},
+    "two ranks, a small cache": {"ranks": 2, "num_places": 16 * 14, "max_total_tokens": 200},
     "a small cache": {"num_places": 16 * 14, "max_total_tokens": 200},
     "bfloat16": {"dtype": "bfloat16"},
     "the best type for bfloat16": {"dtype": "auto"},
@@ -49,7 +51,9 @@ sampling = st.builds(
     relative_frequency_penalty=maybe(st.sampled_from([-1.0, 2.0])),
     frequency_penalty=maybe(st.sampled_from([-1.0, 1.0])), presence_penalty=maybe(st.sampled_from([-1.0, 1.0])),
     watermark=st.booleans(), top_n_tokens=maybe(st.integers(1, 5)), raw_logprobs=st.booleans(),
-    banned_tokens=maybe(st.lists(tokens, max_size=5).map(tuple), ()))
+    banned_tokens=maybe(st.lists(tokens, max_size=5).map(tuple), ()),
+    allowed_tokens=maybe(st.lists(tokens, min_size=1, max_size=9, unique=True).map(tuple), ()),
+    min_tokens=maybe(st.integers(1, 5)))
 
 
 @st.composite

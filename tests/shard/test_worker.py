@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from weaving import Loom, Thread
 
 from router.request import Request
+from shard.pb import shard_pb2 as pb
+from tests.shard.messages import Row, concat, decode, filtered, prefill
 
 LENGTH = 32
 MODELS: dict[str, dict[str, Any]] = {
@@ -78,7 +80,7 @@ def test_alone(model: Path, loom: Loom, length: int) -> None:
 @pytest.mark.parametrize("look_ahead", [1, 2])
 @pytest.mark.parametrize("policy", ["mixed", "pause"])
 def test_in_company_that_comes_and_goes(model: Path, loom: Loom, policy: str, look_ahead: int) -> None:
-    """Prompts are cut, batches filtered and, with pause, joined with half-done prompts waiting."""
+    """Prompts are cut, batches filtered and, with pause, joined."""
     threads = [Thread(request, arrival=2 * place) for place, request in enumerate(crowd())]
     assert_right(model, loom, threads, prefill_policy=policy, look_ahead=look_ahead, max_batch_prefill_tokens=48)
 
@@ -112,6 +114,75 @@ def test_prompt_logprobs_for_every_cut(model: Path, ranks: int) -> None:
     assert sorted(heard[0].prompt_logprobs) == list(range(1, 40))
     for place, logprob in heard[0].prompt_logprobs.items():
         assert logprob == pytest.approx(float(expected[place - 1, asked.prompt[place]]), abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_chunks_of_every_size(model: Path, ranks: int) -> None:
+    """Tokens and logprobs of prompt and answer are the same to the bit, and right."""
+    tokens, expected = prompt(40), answer(model, prompt(40), 4)
+    with Loom(model, ranks) as shared:
+        told = [cut_up(shared, tokens, size) for size in range(1, 41)]
+    assert all(each == told[0] for each in told)
+    assert told[0][0] == expected
+
+
+def cut_up(loom: Loom, tokens: tuple[int, ...], size: int) -> tuple[list[int], list[float], list[float]]:
+    loom.next_epoch()
+    row = Row(7, tokens, [0, 1, 2], prompt_logprobs=True)
+    cuts = [(7, start, min(size, 40 - start)) for start in range(0, 40, size)]
+    messages = [prefill(1, row, run=cuts[:1]), *(prefill(1, run=[cut]) for cut in cuts[1:]), *[decode(1)] * 3]
+    answers = [loom.say(message, order) for order, message in enumerate(messages, 1)]
+    return ([token for each in answers for token in each.tokens], [x for each in answers for x in each.logprobs],
+            [x for each in answers for x in each.prompt_logprobs])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_batches_joined_while_prompts_are_half_done(model: Path, ranks: int) -> None:
+    first, second, third = prompt(40), prompt(33), prompt(20)
+    with Loom(model, ranks) as shared:
+        shared.next_epoch()
+        said: dict[int, list[int]] = {7: [], 8: [], 9: []}
+        messages = [
+            prefill(1, Row(7, first, [0, 1, 2]), run=[(7, 0, 17)]),
+            prefill(2, Row(8, second, [3, 4, 5]), run=[(8, 0, 30)]),
+            prefill(3, Row(9, third, [6, 7])), concat(1, 2, 3),
+            prefill(1, run=[(7, 17, 1), (8, 30, 3)], alongside=True),
+            prefill(1, run=[(7, 18, 22)], alongside=True), decode(1), filtered(1, 7, 9), decode(1)]
+        for order, message in enumerate(messages, 1):
+            answered = shared.say(message, order)
+            if not isinstance(answered, pb.Acknowledgement):
+                for number, token in zip(answered.sequences, answered.tokens, strict=True):
+                    said[number].append(token)
+    for number, tokens in ((7, first), (8, second), (9, third)):
+        assert said[number] == answer(model, tokens, len(said[number]))
+    assert [len(tokens) for tokens in said.values()] == [3, 3, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_fewer_key_heads_than_ranks(tmp_path_factory: pytest.TempPathFactory, ranks: int) -> None:
+    model = tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", num_attention_heads=4, num_key_value_heads=1)
+    with Loom(model, ranks) as shared:
+        assert_right(model, shared, [Thread(ask(17)), Thread(ask(40), arrival=1)])
+
+
+def test_a_failed_step_of_one_of_several_shards_ends_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may wait for it for ever."""
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with Loom(model) as shared:
+        worker, ended = shared.workers[0], []
+        monkeypatch.setattr(worker, "_exit", lambda: ended.append(1))
+        monkeypatch.setattr(worker._loaded.runner, "run", fail)
+        for size in (1, 2):
+            monkeypatch.setattr(worker._loaded.group, "size", size, raising=False)
+            shared.next_epoch()
+            with pytest.raises(RuntimeError):
+                shared.say(prefill(1, Row(7, prompt(5), [0])), 1)
+        assert len(ended) == 1
 
 
 @pytest.mark.slow
