@@ -76,7 +76,9 @@ class Rank:
 
     def send(self, method: str, message: bytes, timeout: float) -> "asyncio.Future[Outcome]":
         """A sealed message that has its place in the order; it is under way as soon as this returns."""
-        if self._line is not None:
+        if self._stream:
+            # Opened with the first message: a call that is cut off as it begins leaves gRPC's server with tasks.
+            self._line = self._line or Line(self._channel)
             return self._line.send(message, timeout)
         return asyncio.ensure_future(self.call(method, message, timeout))
 
@@ -93,8 +95,6 @@ class Rank:
         word = asyncio.ensure_future(watch.read())
         await asyncio.wait([word], timeout=FIRST_WORD)
         self._watching = asyncio.create_task(self._watch_over(watch, word))
-        if self._stream:
-            self._line = Line(self._channel)
 
     async def _watch_over(self, watch: Any, word: "asyncio.Future[Any]") -> None:
         """As long as this call is open the shard knows that its router is there, and we know that the shard is. A word

@@ -119,6 +119,8 @@ def play(story, folder, ranks=1, transport="stream"):
             stack.push_async_callback(shards.close)
             await shards.connect()
             await story(shards, *servers)
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=2.0)  # what is about to end may do so
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(told())
 
