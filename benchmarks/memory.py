@@ -6,10 +6,12 @@ Runs `weft serve` as users do. `python -P -m benchmarks.memory --help` tells the
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,11 +20,13 @@ from urllib.request import Request, urlopen
 
 import cyclopts
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from benchmarks.checkpoint import SHAPES, make
-from benchmarks.processes import hardware
+from benchmarks.saved import hardware, save
 
 ALLOWED = 0.5e9  # bytes beside 1.1 times the weights
+SHARES = {1: 1.0, 2: 0.6}  # of the limit, for each of so many shards
 SHARD = b"shard.server"
 CACHE_TOKENS = 4096
 INTERVAL = 0.02  # seconds between two looks
@@ -35,18 +39,33 @@ class Settings:
     "Which model's sizes."
     num_shard: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 2)
     "Shards that share the model; one point for each number."
+    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
+    "How often each is started: peaks are the most of all starts, the time is the median."
     folder: str = ""
     "Where the random model is kept for the next time; by default it is made anew and thrown away."
+    save: bool = False
+    "Keep what is printed under benchmarks/results."
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     num_shard: int
-    peak_gb: tuple[float, ...]  # anonymous memory of each shard
-    first_token_s: float  # from the start of `weft serve` to the answer
+    peak_gb: tuple[float, ...]  # anonymous memory of each shard, the largest first
+    seconds: tuple[float, ...]  # from each start of `weft serve` to the first token
+
+    @property
+    def first_token_s(self) -> float:
+        return statistics.median(self.seconds)
 
 
-def measure(folder: Path, num_shard: int) -> Point:
+def measure(folder: Path, num_shard: int, repeat: int) -> Point:
+    starts = [start(folder, num_shard) for _ in range(repeat)]
+    peaks = tuple(map(max, zip(*(each for each, _ in starts), strict=True)))
+    return Point(num_shard, peaks, tuple(sorted(seconds for _, seconds in starts)))
+
+
+def start(folder: Path, num_shard: int) -> tuple[list[float], float]:
+    """Peaks of the shards, the largest first, and seconds to the first token."""
     began = time.monotonic()
     server = subprocess.Popen(
         [sys.executable, "-P", "-m", "launcher.cli", "serve", str(folder), "--port", "0", "--num-shard", str(num_shard),
@@ -64,7 +83,7 @@ def measure(folder: Path, num_shard: int) -> Point:
     finally:
         server.terminate()
         server.wait()
-    return Point(num_shard, tuple(sorted(peaks.values(), reverse=True)), taken)
+    return sorted(peaks.values(), reverse=True), taken
 
 
 def wait_for_port(server: "subprocess.Popen[bytes]", peaks: dict[int, float]) -> int:
@@ -90,13 +109,15 @@ def look(launcher: int, peaks: dict[int, float]) -> None:
                     peaks[int(child)] = max(peaks.get(int(child), 0.0), int(found[1]) * 1024 / 1e9)
 
 
-def allowed(shape: dict[str, Any], itemsize: int) -> float:
-    """1.1 times the weights and the packed copy of a tied head, and half a gigabyte."""
+def allowed(shape: dict[str, Any], itemsize: int, num_shard: int) -> float | None:
+    """1.1 times the weights and the packed copy of a tied head, and half a gigabyte. There is no limit for others."""
+    if num_shard not in SHARES:
+        return None
     hidden, inner, vocabulary = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
     head_dim = shape.get("head_dim", hidden // shape["num_attention_heads"])
     projections = 2 * hidden * head_dim * (shape["num_attention_heads"] + shape["num_key_value_heads"])
     weights = shape["num_hidden_layers"] * (projections + 3 * hidden * inner) + 2 * vocabulary * hidden
-    return float(1.1 * itemsize * weights + ALLOWED) / 1e9
+    return float(SHARES[num_shard] * (1.1 * itemsize * weights + ALLOWED)) / 1e9
 
 
 def bench(settings: Settings = Settings()) -> None:
@@ -105,17 +126,26 @@ def bench(settings: Settings = Settings()) -> None:
         folder = make(settings.shape, Path(settings.folder or temporary) / settings.shape)
         for path in folder.iterdir():
             path.read_bytes()  # so that the system has the files in memory
-        points = [measure(folder, num_shard) for num_shard in settings.num_shard]
-    limit = allowed(SHAPES[settings.shape], 4)
-    for point in points:
-        figures = ", ".join(f"{peak:.2f}" for peak in point.peak_gb)
-        print(f"{point.num_shard} shards: {figures} GB of anonymous memory at the peak, first token after "
-              f"{point.first_token_s:.1f} s")
-    print(json.dumps({
-        "shape": settings.shape, "date": datetime.now(UTC).date().isoformat(), "hardware": hardware(),
-        "limit_gb_float32": round(limit, 3),
-        "points": [{"num_shard": point.num_shard, "peak_gb": [round(peak, 3) for peak in point.peak_gb],
-                    "first_token_s": round(point.first_token_s, 2)} for point in points]}))
+        points = [measure(folder, num_shard, settings.repeat) for num_shard in settings.num_shard]
+    date = datetime.now(UTC).date().isoformat()
+    text = "\n".join([*map(line, points), json.dumps(summary(settings, points, date))])
+    if settings.save:
+        save(date, f"{settings.shape} memory", text + "\n")
+    print(text)
+
+
+def line(point: Point) -> str:
+    figures = ", ".join(f"{peak:.2f}" for peak in point.peak_gb)
+    return (f"{point.num_shard} shards: {figures} GB of anonymous memory at the peak, first token after "
+            f"{point.first_token_s:.1f} s ({point.seconds[0]:.1f} to {point.seconds[-1]:.1f})")
+
+
+def summary(settings: Settings, points: Sequence[Point], date: str) -> dict[str, Any]:
+    return {
+        "shape": settings.shape, "date": date, "hardware": hardware(), "points": [
+            {"num_shard": point.num_shard, "peak_gb": [round(peak, 3) for peak in point.peak_gb],
+             "limit_gb_float32": allowed(SHAPES[settings.shape], 4, point.num_shard),
+             "first_token_s": [round(seconds, 2) for seconds in point.seconds]} for point in points]}
 
 
 def main() -> None:

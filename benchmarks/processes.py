@@ -110,7 +110,3 @@ def machine_seconds() -> float:
     return (sum(ticks.values()) - ticks["idle"] - ticks["iowait"]) / os.sysconf("SC_CLK_TCK")
 
 
-def hardware() -> str:
-    models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-              if line.startswith("model name")]
-    return f"{models[0] if models else 'unknown CPU'}, {os.cpu_count()} cores"

@@ -6,14 +6,12 @@ benchmarks.router --help` tells the settings, benchmarks/README.md how the figur
 
 import json
 import platform
-import re
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import cyclopts
@@ -22,9 +20,9 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks import load
-from benchmarks.processes import HOST, NotStarted, Server, cpu_seconds, hardware, machine_seconds, serving
+from benchmarks.processes import HOST, NotStarted, Server, cpu_seconds, machine_seconds, serving
+from benchmarks.saved import hardware, save
 
-RESULTS = Path(__file__).parent / "results"
 GOAL_STREAMS, GOAL_LOOK_AHEAD = 64, 2
 WARM_UP = 0.5  # seconds before each window
 
@@ -178,18 +176,13 @@ def summary(settings: Settings, points: Sequence[Point], date: str) -> dict[str,
     }
 
 
-def file_name(date: str, machine: str) -> str:
-    return f"{date}-{re.sub('[^a-z0-9]+', '-', machine.lower()).strip('-')}-router.txt"
-
-
 def bench(settings: Settings = Settings()) -> None:
     """Microseconds of the router's CPU per delivered token, and the share of time that its shard waits."""
     settings = replace(settings, seconds=0.5, repeat=1) if settings.quick else settings
     points, date = run(settings), datetime.now(UTC).date().isoformat()
     text = f"{table(points)}\n{json.dumps(summary(settings, points, date))}"
     if settings.save:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / file_name(date, hardware())).write_text(text + "\n")
+        save(date, "router", text + "\n")
     print(text)
 
 

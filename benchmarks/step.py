@@ -5,7 +5,6 @@ Both run in turn on the same weights with the same number of rows; random number
 """
 
 import json
-import re
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from cyclopts.validators import Number
 from torch import Tensor
 
 from benchmarks.checkpoint import SHAPES, make
-from benchmarks.processes import hardware
+from benchmarks.saved import hardware, save
 from shard.cache import Cache
 from shard.change import Step
 from shard.config import ShardConfig
@@ -31,7 +30,6 @@ from shard.loading import Loaded, load
 from shard.sequence import Sampling
 from shard.sequence import Sequence as Row
 
-RESULTS = Path(__file__).parent / "results"
 BLOCK_SIZE = 16
 GOALS = {1: 0.80, 8: 0.75, 16: 0.68, 32: 0.62}  # of qwen2.5-0.5b with a context of 256
 
@@ -142,12 +140,12 @@ def table(points: Sequence[Point]) -> str:
     return "\n".join([" ".join(f"{name:>12}" for name, _ in COLUMNS), *map(line, points)])
 
 
-def summary(settings: Settings, loaded: Loaded, points: Sequence[Point]) -> dict[str, Any]:
+def summary(settings: Settings, loaded: Loaded, points: Sequence[Point], date: str) -> dict[str, Any]:
     return {
         "shape": settings.shape, "context": settings.context, "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": loaded.device.type, "threads": torch.get_num_threads(), "torch": torch.__version__,
         "capability": torch.backends.cpu.get_cpu_capability(), "exact": not loaded.inexact,
-        "date": datetime.now(UTC).date().isoformat(), "hardware": hardware(), "repeat": settings.repeat,
+        "date": date, "hardware": hardware(), "repeat": settings.repeat,
         "goals": GOALS if settings.shape == "qwen2.5-0.5b" else {}, "points": [
             {name: round(value, 4) for name, value in asdict(one).items() if name != "operations"} for one in points]}
 
@@ -159,21 +157,16 @@ def bench(settings: Settings = Settings()) -> None:
         loaded = load(ShardConfig(model=str(folder), dtype=settings.dtype, device=settings.device,
                                   threads=settings.threads))
         points = [measure(loaded, settings, batch) for batch in settings.batch]
-    text = f"{table(points)}\n{json.dumps(summary(settings, loaded, points))}\n"
+    date = datetime.now(UTC).date().isoformat()
+    text = f"{table(points)}\n{json.dumps(summary(settings, loaded, points, date))}\n"
     operations = "\n".join(point.operations for point in points)
     if settings.profile:
         print(operations, file=sys.stderr)
     if settings.save:
-        save(f"{settings.shape} step", text)
+        save(date, f"{settings.shape} step", text)
     if settings.save and settings.profile:
-        save(f"{settings.shape} step profile", operations)
+        save(date, f"{settings.shape} step profile", operations)
     print(text, end="")
-
-
-def save(name: str, text: str) -> None:
-    RESULTS.mkdir(exist_ok=True)
-    words = f"{datetime.now(UTC).date().isoformat()} {hardware()} {name}".lower()
-    (RESULTS / f"{'-'.join(re.split('[^a-z0-9]+', words))}.txt").write_text(text)
 
 
 def main() -> None:

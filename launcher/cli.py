@@ -16,7 +16,8 @@ from typing import Annotated, Any, Literal, NoReturn
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.validators import Number
 
-from launcher.model import Model, find_model, hub_cache, machine_file
+from launcher.environment import hub_cache, large_pages, machine_file
+from launcher.model import Model, find_model
 from launcher.plan import make_plan
 from launcher.processes import Failed, bind, serve
 from launcher.settings import GROUPS, POSITIONAL, Setting, make_configs
@@ -40,7 +41,8 @@ def serve_command(*words: str, **given: Any) -> None:
     model = find_model(launch.model_id, launch.revision, hub_cache(os.environ)) if launch.model_id else None
     shard = replace(shard, memory=str(machine_file(os.environ, version("weft"))))
     with bind(router.hostname, router.port) as listener, tempfile.TemporaryDirectory(prefix="weft-") as folder:
-        plan = make_plan(router, shard, launch.num_shard, checked(folder), model)
+        plan = make_plan(router, shard, launch.num_shard, checked(folder), model,
+                         environment=large_pages(os.environ))
         text = banner(listener, launch.num_shard, model)
         asyncio.run(serve(plan, listener, lambda: print(text, flush=True), router.shutdown_timeout))
 

@@ -4,14 +4,11 @@ Knows the layout of folders, not what is in the files.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 HUB_NAME = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")  # org/name, or a name alone
-LIBRARIES = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_")
-NOWHERE = Path("/dev/null")  # a folder in which there can be nothing
 PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -19,32 +16,6 @@ PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 class Model:
     name: str  # as the user gave it
     folder: str
-
-
-def hub_cache(environment: Mapping[str, str]) -> Path:
-    """The folder where clients of the Hub keep what they download, by the variables that they all follow."""
-    home = given(environment, "HF_HOME") or cache_folder(environment) / "huggingface"
-    return given(environment, "HF_HUB_CACHE") or given(environment, "HUGGINGFACE_HUB_CACHE") or home / "hub"
-
-
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where programs of this user keep what can be made anew."""
-    try:
-        return given(environment, "XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    except RuntimeError:  # this user has no home
-        return NOWHERE
-
-
-def machine_file(environment: Mapping[str, str], release: str) -> Path:
-    """Where shards keep what they found out about this machine. It holds for a release, and for the variables by which
-    users tell libraries how to compute."""
-    settings = sorted(item for item in environment.items() if item[0].startswith(LIBRARIES))
-    digest = sha256(repr((release, settings)).encode()).hexdigest()
-    return cache_folder(environment) / "weft" / f"machine-{digest[:16]}.json"
-
-
-def given(environment: Mapping[str, str], name: str) -> Path | None:
-    return Path(environment[name]).expanduser() if environment.get(name) else None
 
 
 def find_model(name: str, revision: str, cache: Path) -> Model:

@@ -2,7 +2,8 @@
 
 import json
 import sys
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from launcher.model import Model
@@ -15,6 +16,7 @@ class Child:
     name: str
     program: tuple[str, ...]
     settings: dict[str, Any]
+    environment: Mapping[str, str] = field(default_factory=dict)  # beside what it inherits
 
     def command(self, **inherited: int) -> tuple[str, ...]:
         """The whole command line; `inherited` names the descriptors that the child is born with."""
@@ -39,14 +41,16 @@ def python_module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", name)
 
 
-def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: str, model: Model | None) -> Plan:
-    """One shard per rank, each with a socket in `folder`, and the router that drives them. Without a model the shards
-    simulate one."""
+def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: str, model: Model | None, *,
+              environment: Mapping[str, str]) -> Plan:
+    """One shard per rank, each with a socket in `folder` and `environment` beside what it inherits, and the router that
+    drives them. Without a model the shards simulate one."""
     name, files = (model.name, model.folder) if model else ("", "")
     shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{folder}/shard-{rank}.sock", model=files)
               for rank in range(num_shard)]
     return Plan(
-        shards=tuple(Child(f"shard {item.rank}", python_module("shard.server"), asdict(item)) for item in shards),
+        shards=tuple(Child(f"shard {item.rank}", python_module("shard.server"), asdict(item), environment)
+                     for item in shards),
         router=Child("router", python_module("router"),
                      {"config": asdict(router), "shards": [item.socket for item in shards], "model": name,
                       "folder": files}),

@@ -61,7 +61,8 @@ class Process:
             # A process group of its own, so that Ctrl-C reaches the child only through us, in order.
             process = await asyncio.create_subprocess_exec(
                 *child.command(ready_fd=write, **inherited), pass_fds=(write, *inherited.values()),
-                stdin=subprocess.DEVNULL, stdout=STDERR, process_group=0)
+                stdin=subprocess.DEVNULL, stdout=STDERR, process_group=0,
+                env=os.environ | child.environment)
         finally:
             os.close(write)
         return cls(child.name, process, lines)

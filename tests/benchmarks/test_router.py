@@ -1,6 +1,3 @@
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +9,6 @@ from benchmarks.router import (
     Point,
     Reading,
     Settings,
-    file_name,
     idle_share,
     median,
     percentile,
@@ -96,17 +92,3 @@ def test_the_table_has_a_line_for_every_point() -> None:
     head, line = table([POINT]).splitlines()
     assert head.split()[:2] == ["streams", "look-ahead"]
     assert line.split()[:5] == ["64", "2", "12800", "30.0", "2.0"]
-
-
-def test_results_are_named_by_date_and_hardware() -> None:
-    assert file_name("2025-01-31", "AMD EPYC(TM) 9V, 2 cores") == "2025-01-31-amd-epyc-tm-9v-2-cores-router.txt"
-
-
-@pytest.mark.slow
-def test_the_benchmark_runs_and_its_last_line_is_json() -> None:
-    command = [sys.executable, "-P", "-m", "benchmarks.router", "--streams", "2", "--look-ahead", "2", "--repeat", "1",
-               "--seconds", "0.2"]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert {"router_us_per_token", "shard_idle_share"} < told.keys()
-    assert told["points"][0]["router_us_per_token"] > 0

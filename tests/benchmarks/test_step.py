@@ -31,5 +31,6 @@ def test_what_it_says(loaded: Loaded) -> None:
     settings = Settings(batch=(1, 4), context=40, repeat=2)
     points = [measure(loaded, settings, batch) for batch in settings.batch]
     assert [line.split()[0] for line in table(points).splitlines()] == ["batch", "1", "4"]
-    assert [point["batch"] for point in json.loads(json.dumps(summary(settings, loaded, points)))["points"]] == [1, 4]
+    told = json.loads(json.dumps(summary(settings, loaded, points, "2025-01-31")))
+    assert [point["batch"] for point in told["points"]] == [1, 4]
     assert all(0 < point.share < 2 for point in points)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.model import Model, find_model, hub_cache, machine_file
+from launcher.model import Model, find_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
@@ -38,21 +38,6 @@ def refusal(name: str | Path, cache: Path = Path("/cache")) -> str:
 
 
 # -- the Hub's cache
-
-
-@pytest.mark.parametrize(("environment", "folder"), [
-    ({}, "/home/me/.cache/huggingface/hub"),
-    ({"XDG_CACHE_HOME": "/x"}, "/x/huggingface/hub"),
-    ({"HF_HOME": "/data", "XDG_CACHE_HOME": "/x"}, "/data/hub"),
-    ({"HF_HOME": "~/data"}, "/home/me/data/hub"),
-    ({"HUGGINGFACE_HUB_CACHE": "/old", "HF_HOME": "/data"}, "/old"),
-    ({"HF_HUB_CACHE": "/hub", "HUGGINGFACE_HUB_CACHE": "/old", "HF_HOME": "/data"}, "/hub"),
-    ({"HF_HUB_CACHE": "", "HF_HOME": ""}, "/home/me/.cache/huggingface/hub"),
-])
-def test_the_cache_is_where_other_clients_of_the_hub_keep_theirs(
-        monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], folder: str) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    assert hub_cache(environment) == Path(folder)
 
 
 @pytest.mark.parametrize("revision", ["main", "", "v2", COMMIT])
@@ -119,20 +104,3 @@ def test_what_cannot_be_read_is_told(cache: Callable[..., Path]) -> None:
     long = "x" * 300
     with pytest.raises(ValueError, match=f"cannot read .*{long}: File name too long"):
         find_model("org/name", long, folder)
-
-
-def test_what_is_known_of_a_machine_holds_for_a_release_and_for_how_libraries_are_set() -> None:
-    home = {"HOME": "/home/weaver", "XDG_CACHE_HOME": "/cache"}
-    files = [machine_file(home, "1"), machine_file(home, "2"), machine_file(home | {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "1")]
-    assert len(set(files)) == 3
-    assert machine_file(home | {"OTHER": "x"}, "1") == files[0]
-    assert files[0].parent == Path("/cache/weft")
-
-
-def test_without_a_home_nothing_is_remembered_and_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_home(_: Path) -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "expanduser", no_home)
-    assert machine_file({}, "1").parts[:3] == ("/", "dev", "null")
-    assert hub_cache({}) == Path("/dev/null/huggingface/hub")

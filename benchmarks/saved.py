@@ -1,0 +1,23 @@
+"""Results that are kept: files under benchmarks/results, named by date, hardware and what was measured."""
+
+import os
+import re
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def hardware() -> str:
+    models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+              if line.startswith("model name")]
+    return f"{models[0] if models else 'unknown CPU'}, {os.cpu_count()} cores"
+
+
+def file_name(date: str, machine: str, name: str) -> str:
+    words = re.split("[^a-z0-9]+", f"{date} {machine} {name}".lower())
+    return f"{'-'.join(word for word in words if word)}.txt"
+
+
+def save(date: str, name: str, text: str) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / file_name(date, hardware(), name)).write_text(text)
