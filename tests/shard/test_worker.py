@@ -192,14 +192,16 @@ def test_bfloat16_checkpoints_in_the_best_type_of_this_machine(tmp_path: Path, n
 
 
 @pytest.mark.slow
-def test_bfloat16_where_it_is_asked_for(tmp_path: Path) -> None:
-    assert_nearly_right(tiny_checkpoint(tmp_path, dtype="bfloat16", **MODELS["llama"] | HEADS), dtype="bfloat16")
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bfloat16_where_it_is_asked_for(tmp_path: Path, ranks: int) -> None:
+    model = tiny_checkpoint(tmp_path, dtype="bfloat16", **MODELS["llama"] | HEADS)
+    assert_nearly_right(model, ranks, dtype="bfloat16")
 
 
-def assert_nearly_right(model: Path, **settings: Any) -> None:
+def assert_nearly_right(model: Path, ranks: int = 1, **settings: Any) -> None:
     """Equal up to the first place where the oracle's two best are too close to call."""
     requests = crowd()[3:]
-    with Loom(model, **settings) as loom:
+    with Loom(model, ranks, **settings) as loom:
         heard = loom.weave([Thread(request) for request in requests])
         dtype = loom.infos[0].dtype
     for request, each in zip(requests, heard, strict=True):
