@@ -19,6 +19,13 @@ class RouterConfig:
     port: int = setting(3000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
     max_concurrent_requests: int = setting(
         128, "Requests in the house, waiting and running; the next one is refused with 429.", low=1)
+    max_queue_requests: int | None = setting(
+        None, "Most requests that wait to start; the next one is refused with 429; by default without limit.", low=1)
+    max_queue_tokens: int | None = setting(
+        None, "Most prompt tokens of the requests that wait to start; what goes beyond is refused with 429.", low=1)
+    max_queue_ms: float | None = setting(
+        None, "Longest wait that is accepted: a request that would wait longer, as far as can be foreseen, is refused "
+        "with 429 at once.", low=0)
     max_best_of: int = setting(2, "Largest `best_of` of a request.", low=1)
     max_stop_sequences: int = setting(4, "Most stop strings in a request.", low=0)
     max_top_n_tokens: int = setting(5, "Largest `top_n_tokens` of a request.", low=0)
@@ -41,6 +48,11 @@ class RouterConfig:
         0.3, "With pause: prompts are taken as soon as this many times the running sequences wait.", low=0)
     max_waiting_tokens: int = setting(
         20, "With pause: prompts are taken after this many decode steps, however few wait.", low=0)
+    cache_scope: str = setting(
+        "tenant", "Who may find the prompts of earlier requests in the cache: requests of the same tenant, everybody "
+        "(global), or nobody (off).", choices=("tenant", "global", "off"))
+    max_passed_over_ms: float = setting(
+        2000.0, "For how long a waiting request may be passed over by later ones whose prompts are cached.", low=0)
     look_ahead: int = setting(2, "Steps that may be on their way to the shards at once.", low=1, high=2)
     block_size: int = setting(16, "Token places in a cache block, a multiple of 16.", low=16)
     payload_limit: int = setting(2_000_000, "Most bytes in the body of a request.", low=1)

@@ -11,6 +11,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     END_TOKEN = "eos_token"  # noqa: S105 - the TGI dialect's word for it
     STOP_STRING = "stop_sequence"
+    TIMEOUT = "timeout"  # the time that the client gave it ran out
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,21 @@ class Resource:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whom a request belongs to: tenants share the shards by weight, and their requests never share what is private.
+    Limits are for those that wait; None is none."""
+
+    name: str = ""
+    weight: float = 1.0
+    max_concurrent_requests: int | None = None
+    max_queue_requests: int | None = None
+    max_queue_tokens: int | None = None
+
+
+ANYONE = Tenant()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     id: str
     prompt: tuple[int, ...]
@@ -56,6 +72,11 @@ class Request:
     stop_strings: tuple[str, ...] = ()
     prompt_logprobs: bool = False
     priority: int = 0  # a level is worth ten seconds of age
+    tenant: Tenant = ANYONE
+    timeout: float | None = None  # seconds from its coming; what cannot start by then never reaches a shard
+    # Who may share its cached blocks, and the chained hashes of its prompt's full blocks; empty if none are.
+    namespace: bytes = b""
+    block_hashes: tuple[bytes, ...] = ()
     adapter: Resource | None = None
     grammar: Resource | None = None
     max_length: int = field(init=False)  # prompt and everything that may be generated
