@@ -21,10 +21,11 @@ from router.events import Entered, Event, Refused
 from router.messages import Answer, ModelFacts, Plan, Prefill
 from router.policy import Policy, without_effect
 from router.request import Request
-from router.scheduler import Loss, Scheduler
+from router.scheduler import Scheduler
 from router.shards import Shards, ShardsLost
 from router.stream import Stream
 from router.tokenizer import Tokenizer
+from router.trials import Loss
 from shard.pb import shard_pb2 as pb
 
 CALL_TIMEOUT = 10.0  # for calls that take no step

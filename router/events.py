@@ -35,9 +35,17 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Expired:
+    """Its time ran out before it had a token."""
+
+    sequence: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     sequence: int
     reason: str
 
 
-Event = Entered | Refused | Produced | Finished | Failed
+Event = Entered | Refused | Produced | Finished | Expired | Failed

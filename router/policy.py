@@ -13,6 +13,10 @@ STALL_SECONDS = {"cuda": 0.050, "cpu": 0.150}
 class Policy:
     mixed: bool = True
     max_concurrent_requests: int = 128
+    max_queue_requests: int | None = None
+    max_queue_tokens: int | None = None
+    max_queue_seconds: float | None = None
+    passed_over_seconds: float = 2.0  # that the first may be passed over by those whose prompts are cached
     max_batch_size: int = 256
     max_prefill_tokens: int = 4096
     stall_seconds: float = 0.150
@@ -32,6 +36,10 @@ class Policy:
         return cls(
             mixed=config.prefill_policy == "mixed" and facts.mixed_steps,
             max_concurrent_requests=config.max_concurrent_requests,
+            max_queue_requests=config.max_queue_requests,
+            max_queue_tokens=config.max_queue_tokens,
+            max_queue_seconds=None if config.max_queue_ms is None else config.max_queue_ms / 1000,
+            passed_over_seconds=config.max_passed_over_ms / 1000,
             # Ready sequences must leave room for one block of prompt, or prompts would wait for ever.
             max_batch_size=min(config.max_batch_size, config.max_batch_prefill_tokens - facts.block_size),
             max_prefill_tokens=config.max_batch_prefill_tokens,

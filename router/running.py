@@ -4,21 +4,27 @@ Knows nothing of time, prompts' turns or answers. A sequence leaves its batch he
 shards is owed until the next message, which also precedes any new use of the blocks.
 """
 
-from collections.abc import Iterator
-from itertools import count
+from collections import Counter
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
+from itertools import count, islice
 from math import ceil
 
 from router.batch import Batch
 from router.blocks import Blocks
+from router.hashing import block_hash
 from router.messages import Filter, Grant, Newcomer
 from router.policy import Policy
-from router.sequence import Sequence, State
+from router.sequence import NEVER, Sequence, State
+
+Hasher = Callable[[bytes, Rows[int]], bytes]  # the name of a block from that of the one before and its tokens
 
 
 class Running:
-    def __init__(self, policy: Policy, blocks: Blocks, tokens_per_step: int) -> None:
+    def __init__(self, policy: Policy, blocks: Blocks, tokens_per_step: int, hasher: Hasher = block_hash) -> None:
         self.policy = policy
         self.blocks = blocks
+        self._hasher = hasher
         self.batches: list[Batch] = []
         self._tokens_per_step = tokens_per_step
         self._numbers = count(1)
@@ -46,19 +52,35 @@ class Running:
         """A newcomer leaves a reserve free, so that those who run can grow for a while; an empty house takes any."""
         if len(self) >= self.policy.max_batch_size:
             return False
-        if not len(self):
-            return self._at_entry(sequence) <= self.blocks.num_free
-        reserve = max(ceil(self.policy.reserve * self.blocks.count), len(self))
-        return self._at_entry(sequence) + reserve <= self.blocks.num_free and self._can_all_end(sequence)
+        return self._missing_blocks(sequence, len(self)) <= 0 and self._can_all_end(sequence)
+
+    def _missing_blocks(self, newcomer: Sequence, num_running: int) -> int:
+        """How many more would have to be free for it to enter beside so many."""
+        if not num_running:
+            return self._at_entry(newcomer) - self.blocks.num_free
+        reserve = max(ceil(self.policy.reserve * self.blocks.count), num_running)
+        return self._wanted(newcomer) + reserve - self.blocks.num_free
 
     def enter(self, sequence: Sequence, batch: Batch) -> Newcomer:
         sequence.state = State.RUNNING
-        sequence.blocks = self.blocks.take(self._at_entry(sequence))
-        sequence.given, sequence.computed = sequence.length, 0
+        cached = self.cached(sequence)
+        self.blocks.hold(cached)
+        sequence.blocks = cached + self.blocks.take(self._at_entry(sequence) - len(cached))
+        sequence.given, sequence.computed = sequence.length, len(cached) * self.blocks.size
+        sequence.num_published = len(cached)
+        sequence.full_at = self._full_at(sequence)
+        for block, name in self._unpublished(sequence):
+            self.blocks.reserve(block, name)
         batch.add(sequence)
         if batch not in self.batches:
             self.batches.append(batch)
-        return Newcomer(sequence.number, sequence.request, tuple(sequence.generated), tuple(sequence.blocks))
+        return Newcomer(sequence.number, sequence.request, tuple(sequence.generated), tuple(sequence.blocks),
+                        sequence.computed)
+
+    def _wanted(self, sequence: Sequence) -> int:
+        """Blocks that it would take from those that are free: what it finds and others hold anyway costs nothing."""
+        cached = self.cached(sequence)
+        return self._at_entry(sequence) - len(cached) + self.blocks.num_kept_of(cached)
 
     def _is_settled(self, sequence: Sequence) -> bool:
         """It yielded often enough: it enters with all it can ever need, and stays."""
@@ -75,6 +97,45 @@ class Running:
             return True
         largest = max((self.whole(s) for s in everyone if not self._is_settled(s)), default=0)
         return sum(map(self.whole, settled)) + largest <= self.blocks.count
+
+    # -- sharing what was computed
+
+    def cached(self, sequence: Sequence) -> list[int]:
+        """The blocks that stand in the cache already, if it entered now. Its last token is always computed: that is
+        what its next one comes from."""
+        return self.blocks.find(islice(sequence.names, self._most_cached(sequence)))
+
+    def waits_for_prefix(self, sequence: Sequence) -> bool:
+        """Somebody who runs computes the next block that it needs."""
+        place = len(self.cached(sequence))
+        return place < self._most_cached(sequence) and self.blocks.is_reserved(sequence.names[place])
+
+    def _most_cached(self, sequence: Sequence) -> int:
+        """Whoever wants logprobs of its prompt computes all of it."""
+        most = min(len(sequence.names), (sequence.length - 1) // self.blocks.size)
+        return 0 if sequence.request.prompt_logprobs else most
+
+    def publish(self, sequence: Sequence, filled: int) -> None:
+        """So many of its tokens stand in the cache: the blocks that are full may be shared."""
+        if not sequence.request.namespace:
+            return
+        size, names = self.blocks.size, sequence.names
+        for index in range(sequence.num_published, filled // size):
+            if index == len(names):
+                before = names[-1] if names else sequence.request.namespace
+                names.append(self._hasher(before, sequence.tokens(index * size, (index + 1) * size)))
+            self.blocks.publish(sequence.blocks[index], names[index])
+            sequence.num_published += 1
+        sequence.full_at = self._full_at(sequence)
+
+    def _full_at(self, sequence: Sequence) -> int:
+        """The length beyond which it has one more full block to publish."""
+        return (sequence.num_published + 1) * self.blocks.size if sequence.request.namespace else NEVER
+
+    def _unpublished(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
+        """The blocks that its prompt will fill."""
+        known = range(sequence.num_published, min(len(sequence.names), sequence.given // self.blocks.size))
+        return ((sequence.blocks[index], sequence.names[index]) for index in known)
 
     # -- growing and yielding
 
@@ -115,6 +176,30 @@ class Running:
         assert candidates, "the first sequence does not fit beside the settled ones"
         return max(candidates, key=lambda sequence: sequence.rank)
 
+    def make_way(self, newcomer: Sequence) -> list[Sequence]:
+        """Who should yield so that a tenant which has less than its share of those who run can have one more: the
+        latest of tenants that still have no less afterwards. Nobody, if that makes no room."""
+        tenant, leaving = newcomer.request.tenant, list[Sequence]()
+        counts = Counter(s.request.tenant.name for s in self)
+        first = min((s.rank for s in self), default=newcomer.rank)
+        others = sorted((s for s in self if s.request.tenant.name != tenant.name and s.rank != first
+                         and not self._is_settled(s)), key=lambda s: s.rank)
+        while others and not self._has_room_without(newcomer, leaving):
+            most = max(others, key=lambda s: (counts[s.request.tenant.name] / s.request.tenant.weight, s.rank))
+            name, weight = most.request.tenant.name, most.request.tenant.weight
+            if (counts[name] - 1) / weight < (counts[tenant.name] + 1) / tenant.weight:
+                return []
+            counts[name] -= 1
+            others.remove(most)
+            leaving.append(most)
+        return leaving if self._has_room_without(newcomer, leaving) else []
+
+    def _has_room_without(self, newcomer: Sequence, leaving: list[Sequence]) -> bool:
+        num_left = len(self) - len(leaving)
+        freed = sum(self.blocks.num_held_once(s.blocks) for s in leaving)
+        return (num_left < self.policy.max_batch_size and self._missing_blocks(newcomer, num_left) <= freed
+                and self._can_all_end(newcomer))
+
     def give_back(self, sequence: Sequence) -> None:
         """It yields: leaves its batch, its blocks are free, and it waits again once the tokens under way are there."""
         self.leave(sequence, State.YIELDING)
@@ -122,6 +207,8 @@ class Running:
 
     def leave(self, sequence: Sequence, state: State) -> None:
         next(batch for batch in self.batches if sequence in batch).remove(sequence)
+        for block, name in self._unpublished(sequence):
+            self.blocks.release(block, name)
         self.blocks.give_back(sequence.forget_cache())
         sequence.state = state
 

@@ -9,66 +9,55 @@ tokens under way, which nobody sees.
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
-from enum import Enum, auto
-from itertools import count, islice
 
+from router.admission import Admission
 from router.blocks import Blocks
 from router.costs import CostModel, Load
-from router.events import Entered, Event, Failed, Finished, Produced, Refused
+from router.events import Entered, Event, Produced
+from router.forecast import Forecast
+from router.hashing import block_hash
 from router.messages import Answer, ModelFacts, Plan
 from router.policy import Policy
 from router.queue import Queue
-from router.request import Request, Resource
-from router.running import Running
+from router.register import Register
+from router.request import FinishReason, Request, Resource
+from router.running import Hasher, Running
 from router.sequence import Sequence, State
-from router.steps import Draft, Mixed, Pause, Steps, load_of_step
+from router.shares import PER_GENERATED_TOKEN, Shares
+from router.steps import Mixed, Pause, Steps
 from router.stopping import count_tokens
-from router.trials import Trials
-
-LOOKED_AT = 64  # how deep a newcomer is searched when the first must wait for an adapter or a grammar
-DEATHS_BEFORE_TRIAL, DEATHS_BEFORE_FAILURE = 2, 3
-
-
-class Loss(Enum):
-    """Why the shards' state is gone."""
-
-    STEP_ERROR = auto()  # a step raised: one of its sequences may be to blame
-    DEATH = auto()  # the processes ended or hung: whoever was under way twice is suspect, and nothing is loaded
-    DEFECT = auto()  # a refusal or an answer that makes no sense: no sequence's fault
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What is under way: who takes part, who must get tokens, what it should cost."""
-
-    order: int
-    members: tuple[Sequence, ...]
-    expects: tuple[Sequence, ...]
-    load: Load | None
+from router.story import Cause, Story
+from router.trials import Loss, Trials
+from router.turns import Turns
+from router.under_way import Step, numbers
 
 
 class Scheduler:
-    def __init__(self, policy: Policy, facts: ModelFacts) -> None:
+    def __init__(self, policy: Policy, facts: ModelFacts, hasher: Hasher = block_hash) -> None:
         self.policy = policy
+        self._hasher = hasher
         self.costs = CostModel.measured(facts.measurements)
-        self._queue = Queue()
-        self._trials = Trials()
-        self._numbers = count(1)
-        self._sequences: dict[int, Sequence] = {}
+        self._queue, self._trials, self._shares = Queue(), Trials(), Shares()
+        self._forecast = Forecast(policy, facts.num_blocks, facts.block_size)
+        self._admission = Admission(policy, self._queue, self._shares, self._forecast)
         self._present: set[Resource] = set()
+        self._turns = Turns(policy, self._queue, self._trials, self._shares, self._present)
+        self.sequences = Register(self._shares, self._forecast, self._leave)
         self._epoch: int | None = None
+        self._now = 0.0  # of the plan that is being made
         self._facts = facts
         self._start_empty()
 
     def _start_empty(self) -> None:
         """Nothing runs and every block is free."""
         facts = self._facts
-        self.running = Running(self.policy, Blocks(facts.num_blocks, facts.block_size), facts.tokens_per_step)
+        blocks = Blocks(facts.num_blocks, facts.block_size)
+        self.running = Running(self.policy, blocks, facts.tokens_per_step, self._hasher)
         self._steps: Steps = Mixed(self) if self.policy.mixed else Pause(self)
         self._in_flight: deque[Step] = deque()
-        self._yielded: list[Sequence] = []  # of late; who still waits for tokens under way is found by its state
+        self._turns.start_empty(self.running)
         self._order = 0
+        self._answered_at: float | None = None  # when the step before was answered, if others were under way then
 
     @property
     def num_in_flight(self) -> int:
@@ -76,40 +65,56 @@ class Scheduler:
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._sequences)
+        return len(self.sequences)
 
     # -- requests
 
     def submit(self, request: Request, now: float) -> list[Event]:
-        if len(self._sequences) >= self.policy.max_concurrent_requests:
-            limit = self.policy.max_concurrent_requests
-            return [Refused(f"{limit} requests are in the house (--max-concurrent-requests {limit})", 1.0)]
-        sequence = Sequence(request, next(self._numbers), now)
-        self._sequences[sequence.number] = sequence
+        refused = self._admission.refusal(request, len(self.sequences))
+        if refused is not None:
+            return [refused]
+        sequence = self.sequences.enter(request, now)
+        sequence.predicted_wait = self._admission.predicted_wait(request.tenant)
         self._queue.push(sequence)
-        return [Entered(sequence.number), *self._fail_misfits([sequence])]
+        if self._epoch is None:
+            sequence.story.turn(Cause.SHARDS, now)
+        return [Entered(sequence.number), *self._fail_misfits([sequence], now)]
 
-    def cancel(self, number: int, now: float) -> list[Event]:  # noqa: ARG002 - every input carries its time
+    def story(self, number: int) -> Story:
+        """Of a sequence that is not over; it goes on being told there."""
+        return self.sequences[number].story
+
+    def cancel(self, number: int, now: float) -> list[Event]:
         """The client is gone, wherever its sequence stands; its blocks are free with the next message sent."""
-        sequence = self._sequences.get(number)
+        sequence = self.sequences.get(number)
         if sequence is not None:
-            self._end(sequence)
+            self.sequences.end(sequence, now)
         return []
 
-    def hold(self, number: int, now: float) -> list[Event]:  # noqa: ARG002
+    @property
+    def wake_at(self) -> float | None:
+        """When `expire` has something to do, if nothing else happens before."""
+        return self.sequences.wake_at
+
+    def expire(self, now: float) -> list[Event]:
+        return list[Event](self.sequences.expire(now))
+
+    def hold(self, number: int, now: float) -> list[Event]:
         """The client does not read: the sequence gives its blocks back and waits until `resume`."""
-        sequence = self._sequences.get(number)
+        sequence = self.sequences.get(number)
         if sequence is not None:
             sequence.held = True
+            sequence.story.turn(Cause.READER, now)
             if sequence.state is State.RUNNING:
                 self.running.leave(sequence, State.YIELDING)
                 self._wait_once_answered(sequence)
         return []
 
-    def resume(self, number: int, now: float) -> list[Event]:  # noqa: ARG002
-        sequence = self._sequences.get(number)
+    def resume(self, number: int, now: float) -> list[Event]:
+        sequence = self.sequences.get(number)
         if sequence is not None:
             sequence.held = False
+            sequence.story.turn(Cause.QUEUE if self._epoch is not None else Cause.SHARDS, now)
         return []
 
     def available(self, resource: Resource, now: float) -> list[Event]:  # noqa: ARG002
@@ -117,32 +122,36 @@ class Scheduler:
         self._present.add(resource)
         return []
 
-    def unavailable(self, resource: Resource, reason: str, now: float) -> list[Event]:  # noqa: ARG002
+    def unavailable(self, resource: Resource, reason: str, now: float) -> list[Event]:
         """It is not to be had; whoever needs it fails."""
         self._present.discard(resource)
-        users = [sequence for sequence in self._sequences.values() if resource in sequence.request.needs]
-        return [self._fail(sequence, reason) for sequence in users]
+        return [self.sequences.fail(sequence, reason, now) for sequence in self.sequences.who_needs(resource)]
 
     # -- steps
 
-    def plan(self, now: float) -> Plan | None:  # noqa: ARG002
+    def plan(self, now: float) -> Plan | None:
         """The messages of the next step, or nothing: there is nothing to do, or enough is under way."""
         if self._epoch is None or len(self._in_flight) >= self.policy.look_ahead:
             return None
+        self._now = now
         self._leave_foreseen_ends()
+        self._make_way()
         draft = self._steps.draft()
+        self._admission.backlog = len(self._queue)
         messages = draft.messages()
         if not messages:
             return None
         self._order += len(messages)
-        under_way = self._send(draft) if draft.is_step else Step(self._order, (), (), None)
+        under_way = Step.of(draft, self._order)
+        for sequence, length in draft.chunks:
+            self._shares.charge_prompt(sequence, length)
         self._in_flight.append(under_way)
         seconds = self.costs.predict(under_way.load) if under_way.load is not None else 0.0
         members = numbers(under_way.members)
         expects = members if under_way.expects is under_way.members else numbers(under_way.expects)
         return Plan(self._epoch, self._order, tuple(messages), members, expects, seconds)
 
-    def complete(self, order: int, answer: Answer, stopped: Mapping[int, int], now: float) -> list[Event]:  # noqa: ARG002
+    def complete(self, order: int, answer: Answer, stopped: Mapping[int, int], now: float) -> list[Event]:
         """The answer to the oldest plan. `stopped` names sequences whose text just met a stop string, and how many of
         this answer's tokens count."""
         if answer.epoch != self._epoch or not self._in_flight or self._in_flight[0].order != order:
@@ -150,106 +159,116 @@ class Scheduler:
         step = self._in_flight.popleft()
         if step.load is not None:
             self.costs.observe(step.load, answer.seconds)
+            self._learn_pace(step.load, now)
         counts: dict[int, int] = {}
         events: list[Event] = [Produced(counts)] if step.expects else []
         rows, failed = answer.rows, answer.failed
+        for sequence, blocks, end in step.fills:
+            if sequence.blocks is blocks and sequence.number not in failed:
+                self._filled(sequence, end, now)
         for sequence in step.expects:
             sequence.in_flight -= 1
             number = sequence.number
             if sequence.state is not State.OVER and number not in failed:
-                counts[number] = self._accept(sequence, rows[number].tokens, stopped.get(number), events)
+                counts[number] = self._accept(sequence, rows[number].tokens, stopped.get(number), events, now)
                 if sequence.state is State.YIELDING:
                     self._wait_once_answered(sequence)
-        return events + [self._fail(self._sequences[n], reason) for n, reason in failed.items() if n in self._sequences]
+        return events + [self.sequences.fail(self.sequences[n], why, now) for n, why in failed.items()
+                         if n in self.sequences]
 
     # -- shards
 
-    def shards_lost(self, now: float, loss: Loss) -> list[Event]:  # noqa: ARG002
+    def shards_lost(self, now: float, loss: Loss) -> list[Event]:
         """Everything that the shards held is gone. Who was on the way goes back to the queue with its tokens."""
         steps = list(self._in_flight)
         self._epoch = None
         self._start_empty()
-        for sequence in self._sequences.values():
+        for sequence in self.sequences:
+            sequence.story.turn(Cause.SHARDS, now)
             if sequence.state is not State.WAITING:
                 self._back_to_queue(sequence)
         if loss is Loss.DEATH:
             self._present.clear()
-            return self._suspect(unique([s for step in steps for s in step.members if s.state is not State.OVER]))
-        if loss is Loss.STEP_ERROR and steps:
-            members = steps[0].members
-            here = [sequence for sequence in members if sequence.state is not State.OVER]
-            guilty = self._trials.accuse(here, alone=len(members) == 1)
-            return [self._fail(guilty, "the step failed with this request alone")] if guilty is not None else []
-        return []
+        guilty = self._trials.judge(loss, [step.members for step in steps])
+        return [self.sequences.fail(sequence, why, now) for sequence, why in guilty]
 
-    def shards_ready(self, facts: ModelFacts, epoch: int, now: float) -> list[Event]:  # noqa: ARG002
+    def shards_ready(self, facts: ModelFacts, epoch: int, now: float) -> list[Event]:
         """The shards are empty and wait for the first message of this epoch."""
         self._facts, self._epoch = facts, epoch
         self._start_empty()
-        return self._fail_misfits(list(self._queue))
+        for sequence in self._queue:
+            sequence.story.turn(Cause.READER if sequence.held else Cause.QUEUE, now)
+        return self._fail_misfits(list(self._queue), now)
 
     # -- what the steps may use
 
     def next_newcomer(self) -> Sequence | None:
-        """Who would start next; nobody while there is no room. Who must wait for something else is passed over."""
-        suspects = self._trials.first(self._is_stuck)
-        readers = (sequence for sequence in self._queue if not sequence.held)
-        for sequence in islice(readers, None if suspects is not None else LOOKED_AT):
-            if not self._is_stuck(sequence) and (suspects is None or sequence.number in suspects):
-                is_next = all(sequence.rank < other.rank for other in self._yielded if is_coming_back(other))
-                return sequence if is_next and self.running.has_room(sequence) else None
-        return None
+        return self._turns.next(self._now)
 
     def num_waiting(self) -> int:
         return len(self._queue)
 
     def take(self, newcomer: Sequence) -> None:
+        """It starts."""
         self._queue.remove(newcomer)
+        if newcomer.predicted_wait is not None:
+            self._forecast.started(newcomer.predicted_wait, self._now - newcomer.arrival)
+            newcomer.predicted_wait = None
+            newcomer.story.cached_tokens = len(self.running.cached(newcomer)) * self.running.blocks.size
+        newcomer.story.turn(Cause.PREFILL, self._now)
+
+    def turn_away(self, newcomer: Sequence) -> None:
+        """This step has no tokens left for it."""
+        self._turns.turn_away(newcomer, Cause.BUDGET, self._now)
 
     def wait_again(self, yielded: list[Sequence]) -> None:
         for sequence in yielded:
+            sequence.story.turn(Cause.YIELDED, self._now)
             self._wait_once_answered(sequence)
-        self._yielded = [sequence for sequence in (*self._yielded, *yielded) if is_coming_back(sequence)]
+        self._turns.add_yielded(yielded)
 
     # -- the inside
 
-    def _is_stuck(self, sequence: Sequence) -> bool:
-        """It waits for something that room alone does not give: a reader, an adapter, a grammar."""
-        needs = sequence.request.needs
-        return sequence.state is State.WAITING and (sequence.held or not self._present.issuperset(needs))
+    def _make_way(self) -> None:
+        """A tenant that runs less than its share does not wait for others to end."""
+        leaving = self._turns.below_its_share(self._now)
+        for sequence in leaving:
+            self.running.give_back(sequence)
+        self.wait_again(leaving)
 
     def _leave_foreseen_ends(self) -> None:
         """Who reaches its length limit with the tokens under way takes no part in another step."""
         for sequence in [s for s in self.running if s.tokens_left <= 0]:
             self.running.leave(sequence, State.ENDING)
 
-    def _send(self, draft: Draft) -> Step:
-        """From here on the step counts as computed."""
-        load = load_of_step(draft)
-        expects = members = tuple(draft.ready)
-        for sequence in draft.ready:
-            sequence.computed += 1
-        for sequence, length in draft.chunks:
-            sequence.computed += length
-        if draft.chunks:
-            prompts = [sequence for sequence, _ in draft.chunks]
-            members = (*expects, *prompts)
-            expects = (*expects, *(sequence for sequence in prompts if sequence.is_ready))
-        for sequence in expects:
-            sequence.in_flight += 1
-        return Step(self._order, members, expects, load)
+    def _filled(self, sequence: Sequence, end: int, now: float) -> None:
+        """A chunk was computed, and so many tokens of the sequence stand in the cache."""
+        self.running.publish(sequence, end)
+        if end >= sequence.given:
+            sequence.story.turn(Cause.DECODE, now)
 
-    def _accept(self, sequence: Sequence, tokens: Rows[int], stop: int | None, events: list[Event]) -> int:
+    def _accept(self, sequence: Sequence, tokens: Rows[int], stop: int | None, events: list[Event], now: float) -> int:
         request = sequence.request
         counted, reason = count_tokens(request, len(sequence.generated), tokens, stop)
         sequence.accept(tokens[:counted])
+        if sequence.length > sequence.full_at:
+            self.running.publish(sequence, sequence.length - 1)
         sequence.num_deaths = 0
         if self._trials:
             self._trials.clear(sequence)
+        if self._shares.several:
+            self._shares.charge(request.tenant, PER_GENERATED_TOKEN * counted)
+        if reason is None and now >= sequence.deadline:
+            reason = FinishReason.TIMEOUT
         if reason is not None:
-            self._end(sequence)
-            events.append(Finished(sequence.number, reason))
+            events.append(self.sequences.finish(sequence, reason, now))
         return counted
+
+    def _learn_pace(self, load: Load, now: float) -> None:
+        """How fast steps follow each other while there is always one under way."""
+        if self._answered_at is not None:
+            self._forecast.step_took(now - self._answered_at, load.chunk_tokens, self._admission.backlog > 0)
+        self._answered_at = now if self._in_flight else None
 
     def _wait_once_answered(self, sequence: Sequence) -> None:
         """Who yielded waits again as soon as none of its tokens is under way."""
@@ -263,41 +282,16 @@ class Scheduler:
         sequence.state = State.WAITING
         self._queue.push(sequence)
 
-    def _suspect(self, members: list[Sequence]) -> list[Event]:
-        """The processes died with these under way."""
-        for sequence in members:
-            sequence.num_deaths += 1
-        dead = [s for s in members if s.num_deaths >= DEATHS_BEFORE_FAILURE]
-        self._trials.isolate([s] for s in members if s.num_deaths == DEATHS_BEFORE_TRIAL)
-        return [self._fail(s, f"the model's processes died {s.num_deaths} times with this request") for s in dead]
-
-    def _fail_misfits(self, sequences: list[Sequence]) -> list[Event]:
+    def _fail_misfits(self, sequences: list[Sequence], now: float) -> list[Event]:
         blocks = self.running.blocks
-        return [self._fail(s, f"{s.request.max_length} tokens do not fit the cache of {blocks.count * blocks.size}")
+        room = blocks.count * blocks.size
+        return [self.sequences.fail(s, f"{s.request.max_length} tokens do not fit the cache of {room}", now)
                 for s in sequences if self.running.whole(s) > blocks.count]
 
-    def _fail(self, sequence: Sequence, reason: str) -> Failed:
-        self._end(sequence)
-        return Failed(sequence.number, reason)
-
-    def _end(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: Sequence) -> None:
+        """It has its end."""
         if sequence.state is State.WAITING:
             self._queue.remove(sequence)
         elif sequence.state is State.RUNNING:
             self.running.leave(sequence, State.OVER)
-        sequence.state = State.OVER
         self._trials.clear(sequence)
-        del self._sequences[sequence.number]
-
-
-def is_coming_back(sequence: Sequence) -> bool:
-    """It yielded and will wait again: nobody who came later starts before it."""
-    return sequence.state is State.YIELDING and not sequence.held
-
-
-def numbers(sequences: tuple[Sequence, ...]) -> tuple[int, ...]:
-    return tuple(sequence.number for sequence in sequences)
-
-
-def unique(sequences: list[Sequence]) -> list[Sequence]:
-    return list({sequence.number: sequence for sequence in sequences}.values())

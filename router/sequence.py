@@ -6,10 +6,13 @@ State only; who changes it and why stands in `running.py` and `scheduler.py`.
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import inf
 
 from router.request import Request
+from router.story import Story
 
 SECONDS_PER_PRIORITY = 10.0
+NEVER = 2**63  # a length that is not reached
 
 
 class State(Enum):
@@ -35,12 +38,24 @@ class Sequence:
     computed: int = 0
     # Unanswered steps that will yield tokens for it.
     in_flight: int = 0
+    # Full blocks of its own, from the first on, that others were told of, and the names of all that are known.
+    num_published: int = 0
+    names: list[bytes] = field(init=False)
+    full_at: int = NEVER  # the length beyond which another full block can be published
+    paid: int = 0  # tokens whose computing its tenant was charged for
     num_yields: int = 0
     num_deaths: int = 0
     held: bool = False  # its client does not read; it may not run
+    predicted_wait: float | None = None  # as it was foreseen when it came, until it starts
+    deadline: float = field(init=False)
+    story: Story = field(init=False)
 
     def __post_init__(self) -> None:
         self.length = len(self.request.prompt) + len(self.generated)
+        self.names = list(self.request.block_hashes)
+        self.story = Story(self.arrival)
+        timeout = self.request.timeout
+        self.deadline = inf if timeout is None else self.arrival + timeout
 
     def accept(self, tokens: Rows[int]) -> None:
         self.generated += tokens
@@ -63,5 +78,12 @@ class Sequence:
     def forget_cache(self) -> list[int]:
         """Nothing of it stands in the cache any more; returns the blocks it held."""
         blocks, self.blocks = self.blocks, []
-        self.given = self.computed = 0
+        self.given = self.computed = self.num_published = 0
+        self.full_at = NEVER
         return blocks
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Of prompt and generated."""
+        prompt = self.request.prompt
+        behind = len(prompt)
+        return [*prompt[start:end], *self.generated[max(0, start - behind):max(0, end - behind)]]

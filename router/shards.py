@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import Message
 
 from router.line import Line, Outcome, Trouble
-from router.scheduler import Loss
+from router.trials import Loss
 from shard.pb import shard_pb2 as pb
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024

@@ -27,6 +27,7 @@ class House(Protocol):
     def next_newcomer(self) -> Sequence | None: ...
     def num_waiting(self) -> int: ...
     def take(self, newcomer: Sequence) -> None: ...
+    def turn_away(self, newcomer: Sequence) -> None: ...
     def wait_again(self, yielded: list[Sequence]) -> None: ...
 
 
@@ -88,7 +89,9 @@ class Steps:
             if not self._chunk(draft, budget, sequence):
                 return True
         while may_enter(budget.tokens) and (newcomer := self.house.next_newcomer()) is not None:
-            if not budget.chunk(0, newcomer.length):
+            cached = len(self.house.running.cached(newcomer)) * self.block_size()
+            if not budget.chunk(cached, newcomer.length - cached):
+                self.house.turn_away(newcomer)
                 return True
             self.house.take(newcomer)
             draft.newcomers.append(self.house.running.enter(newcomer, draft.batch))

@@ -6,8 +6,20 @@ Knows nothing of why the step failed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Rows
+from enum import Enum, auto
 
-from router.sequence import Sequence
+from router.sequence import Sequence, State
+
+DEATHS_BEFORE_TRIAL, DEATHS_BEFORE_FAILURE = 2, 3
+
+
+class Loss(Enum):
+    """Why the shards' state is gone."""
+
+    STEP_ERROR = auto()  # a step raised: one of its sequences may be to blame
+    DEATH = auto()  # the processes ended or hung: whoever was under way twice is suspect, and nothing is loaded
+    DEFECT = auto()  # a refusal or an answer that makes no sense: no sequence's fault
 
 
 class Trials:
@@ -46,3 +58,23 @@ class Trials:
             for suspect in suspects.values():
                 self.clear(suspect)
         self._sets = fresh + self._sets
+
+    def judge(self, loss: Loss, steps: Rows[Rows[Sequence]]) -> list[tuple[Sequence, str]]:
+        """Who fails for it, and why, of those who took part in the steps under way, the oldest first. Others that may
+        be to blame are tried apart."""
+        if loss is Loss.DEATH:
+            return self._suspect({s.number: s for step in steps for s in step if s.state is not State.OVER}.values())
+        if loss is Loss.STEP_ERROR and steps:
+            here = [sequence for sequence in steps[0] if sequence.state is not State.OVER]
+            guilty = self.accuse(here, alone=len(steps[0]) == 1)
+            return [(guilty, "the step failed with this request alone")] if guilty is not None else []
+        return []
+
+    def _suspect(self, members: Iterable[Sequence]) -> list[tuple[Sequence, str]]:
+        """The processes died with these under way."""
+        members = list(members)
+        for sequence in members:
+            sequence.num_deaths += 1
+        self.isolate([s] for s in members if s.num_deaths == DEATHS_BEFORE_TRIAL)
+        return [(s, f"the model's processes died {s.num_deaths} times with this request") for s in members
+                if s.num_deaths >= DEATHS_BEFORE_FAILURE]

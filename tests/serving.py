@@ -120,7 +120,7 @@ class Weft:
 
     def _check_zero(self) -> None:
         core = self.core
-        assert not core._sequences
+        assert not len(core.sequences)
         assert not len(core.running)
         assert not core._trials
         assert core.running.blocks.num_free == core.running.blocks.count

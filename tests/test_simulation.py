@@ -9,7 +9,7 @@ import pytest
 from world import Client, World
 
 from router.config import RouterConfig
-from router.request import Request, Resource
+from router.request import ANYONE, Request, Resource, Tenant
 from shard.config import SimulatedConfig
 from shard.faults import KINDS, WRONGS
 
@@ -47,16 +47,20 @@ def random_world(seed):
 
 
 def random_clients(rng):
-    now, clients = 0.0, []
+    now, clients, beginnings = 0.0, [], [tuple(rng.randrange(255) for _ in range(90)) for _ in range(2)]
+    tenants = rng.choice([[ANYONE], [Tenant("one"), Tenant("three", weight=3.0)]])
     for number in range(20):
         now += rng.choice([0.0, 0.0, 0.01, 0.2, 1.0])
         prompt = tuple(rng.randrange(255) for _ in range(rng.randint(1, 120)))
+        if rng.random() < 0.5:
+            prompt = rng.choice(beginnings)[:rng.randint(1, 90)] + prompt[:30]
         if rng.random() < 0.02:
             prompt = (*prompt, POISON)
         output = rng.randint(1, 70)
         request = Request(
             str(number), prompt, output, key=rng.getrandbits(64), end_tokens=frozenset({256}),
-            priority=rng.choice([0, 0, 0, 1]), adapter=ADAPTER if rng.random() < 0.2 else None)
+            priority=rng.choice([0, 0, 0, 1]), tenant=rng.choice(tenants),
+            timeout=rng.random() * 3 if rng.random() < 0.1 else None, adapter=ADAPTER if rng.random() < 0.2 else None)
         leaves_at = now + rng.random() * 3 if rng.random() < 0.2 else None
         clients.append(Client(request, now, leaves_at, rng.randint(1, output) if rng.random() < 0.3 else None))
     return clients
@@ -69,6 +73,7 @@ def run(seed):
     world.run(max_events=20_000)
     world.check_idle()
     world.check_ends()
+    world.check_stories()
     world.check_replay()
     for client in world.everyone:
         if client.end.startswith("failed: the step failed"):

@@ -23,7 +23,8 @@ from router.events import Entered, Failed, Finished, Produced
 from router.messages import Answer, Measurement, Plan
 from router.policy import Policy
 from router.request import Request
-from router.scheduler import Loss, Scheduler
+from router.scheduler import Scheduler
+from router.trials import Loss
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
 from shard.worker import ModelWorker

@@ -4,6 +4,7 @@ event. No asyncio, no gRPC, no time: thousands of schedules run in a minute and 
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -12,12 +13,14 @@ from typing import Any
 
 from router import wire
 from router.config import RouterConfig
-from router.events import Entered, Failed, Finished, Produced, Refused
+from router.events import Entered, Expired, Failed, Finished, Produced, Refused
+from router.hashing import block_hashes, namespace
 from router.messages import Answer, Plan
 from router.policy import Policy
 from router.request import FinishReason, Request, Resource
-from router.scheduler import Loss, Scheduler
+from router.scheduler import Scheduler
 from router.sequence import State
+from router.trials import Loss
 from shard.batch import Malformed
 from shard.batch import Refused as ShardRefused
 from shard.config import ShardConfig, SimulatedConfig
@@ -72,6 +75,12 @@ def expected_tokens(request: Request, length: int, model: SimulatedConfig) -> li
     return [tale.token(index) for index in range(length)]
 
 
+def named(request: Request, block_size: int) -> Request:
+    """As the validator makes it: who shares with whom follows from the tenant and the adapter."""
+    space = namespace(request.tenant.name, str(request.adapter and request.adapter.id), salt=b"")
+    return replace(request, namespace=space, block_hashes=block_hashes(space, request.prompt, block_size))
+
+
 class World:
     def __init__(self, config: RouterConfig, model: SimulatedConfig, seed: int = 0,
                  noise: Callable[[random.Random], float] = lambda _: 1.0) -> None:
@@ -88,6 +97,7 @@ class World:
         self.sent: list[tuple[float, Plan]] = []  # with the time at which the shards were told
         self.answers: list[tuple[Plan, float]] = []  # with the seconds that the step took
         self.losses: list[Loss] = []
+        self.stories: list[Any] = []
         self.fired: set[str] = set()
         self.epoch = 0
         self.worker = self._new_worker(model)
@@ -132,6 +142,7 @@ class World:
         return client
 
     def _submit(self, client: Client) -> None:
+        client.request = named(client.request, self.facts.block_size)
         events = self._call("submit", client.request, self.now)
         if isinstance(events[0], Refused):
             client.end, client.ended_at = "refused", self.now
@@ -139,12 +150,20 @@ class World:
         assert isinstance(events[0], Entered)
         client.number = events[0].sequence
         self.clients[client.number] = client
+        self.stories.append(self.core.story(client.number) if len(events) == 1 else None)
         self._hear(events[1:], None)
+        if client.request.timeout is not None:
+            self.at(self.now + client.request.timeout, self._expire)
         for resource in client.request.needs:
             if self.resources.get(resource) is False:
                 self.provide(resource, present=False)
         if client.leaves_at is not None:
             self.at(client.leaves_at, lambda: self._leave(client))
+
+    def _expire(self) -> None:
+        wake_at = self.core.wake_at
+        self._hear(self._call("expire", self.now), None)
+        assert wake_at is None or wake_at <= self.now or self.core.wake_at == wake_at
 
     def _leave(self, client: Client) -> None:
         if client.end is None:
@@ -196,7 +215,8 @@ class World:
             for message in wire.encode(plan):
                 answer = getattr(self.worker, METHODS[type(message)])(message)
             # The first thing that goes wrong ends the epoch; what was sent ahead of it still answers.
-        except (Malformed, ShardRefused):
+        except (Malformed, ShardRefused) as refused:
+            self._check_refusal(refused)
             self._arrange(plan, start, Loss.DEFECT, 0.0)
         except Died:
             self._arrange(plan, start, Loss.DEATH, 0.0)
@@ -211,6 +231,11 @@ class World:
             self._arrange(plan, self._busy_until + late, (answer, seconds), 0.0)
         self.fired |= {f"{fault.kind}:{fault.argument}" if fault.kind == "wrong" else fault.kind
                        for fault in self.worker.faults if fault.fired}
+
+    def _check_refusal(self, refused: Exception) -> None:
+        """Unless something went wrong earlier in this epoch, a shard refuses only when it is told to."""
+        outcomes = [one[0] if isinstance(one, tuple) and len(one) == 1 else one for _, one in self._waiting_answers]
+        assert "told to refuse" in str(refused) or any(isinstance(one, Loss) for one in outcomes), str(refused)
 
     def _arrange(self, plan: Plan, time: float, outcome: Any, delay: float) -> None:
         epoch = self.epoch
@@ -273,6 +298,9 @@ class World:
             assert client.end is None, f"L1: {event} after {client.end}"
             if isinstance(event, Finished):
                 client.end, client.ended_at = event.reason.value, self.now
+            elif isinstance(event, Expired):
+                assert not client.tokens
+                client.end, client.ended_at = "expired", self.now
             elif isinstance(event, Failed):
                 client.end, client.ended_at = f"failed: {event.reason}", self.now
 
@@ -337,11 +365,13 @@ class World:
 
     def check_laws(self) -> None:
         core = self.core
-        blocks, sequences = core.running.blocks, list(core._sequences.values())
-        held = [block for sequence in sequences for block in sequence.blocks]
-        assert blocks.num_free + len(held) == blocks.count, "L2: blocks are lost"
-        assert len(set(held)) == len(held), "L2: a block has two holders"
-        assert not set(held) & set(blocks._free), "L2: a held block is free"
+        blocks, sequences = core.running.blocks, list(core.sequences)
+        holders = Counter(block for sequence in sequences for block in sequence.blocks)
+        assert sorted([*blocks._free, *blocks._kept, *holders]) == list(range(blocks.count)), "L2: blocks are lost"
+        assert all(blocks._holders[block] == holders[block] for block in range(blocks.count)), "L2: holders differ"
+        assert {block: name for name, block in blocks._published.items()} == blocks._names, "L2: names differ"
+        assert blocks._kept.keys() <= blocks._names.keys()
+        self._check_sharing(holders)
         running = list(core.running)
         assert len(running) <= self.policy.max_batch_size, "L4: too many run"
         assert all(sequence.num_yields <= self.policy.max_yields for sequence in sequences), "L4: yields without end"
@@ -356,13 +386,36 @@ class World:
         expected = {client.number for client in self.clients.values() if client.end is None}
         assert expected == {sequence.number for sequence in sequences}, "L1: the core and its clients disagree"
 
+    def _check_sharing(self, holders: "Counter[int]") -> None:
+        """L3: nobody writes to a block that others know of; what is being computed is computed by somebody who runs."""
+        blocks = self.core.running.blocks
+        for sequence in self.core.running:
+            own = sequence.blocks[sequence.num_published:]
+            shared = any(blocks._published.get(blocks._names.get(block, b"")) == block for block in own)
+            assert not shared, "L3: a block is written that others may find"
+            assert all(holders[block] == 1 for block in own), "L3: a block is written that others hold"
+            assert len(sequence.names) >= sequence.num_published
+        held = {block for sequence in self.core.running for block in sequence.blocks}
+        assert set(blocks._reserved.values()) <= held, "somebody waits for what nobody computes"
+
+    def check_stories(self) -> None:
+        """Each is told without a gap from the coming to the end."""
+        for client, story in zip([c for c in self.everyone if c.number is not None], self.stories, strict=True):
+            if story is None:
+                continue
+            assert story.ended is not None
+            assert abs(sum(story.seconds(1e9).values()) - (story.ended - client.arrival)) < 1e-6
+
     def check_idle(self) -> None:
         """L9 and L1: at rest everything is back to zero, here and on the shard, and every client has its end."""
         core = self.core
-        assert not core._sequences
+        assert not len(core.sequences)
         assert not len(core.running)
         assert not core._in_flight
         assert not core._trials
+        assert not core._shares._present
+        assert core.wake_at is None
+        assert not core.running.blocks._reserved
         assert core.running.blocks.num_free == core.running.blocks.count
         assert not self.worker.ledger.sequences
         assert not self.worker.ledger.batches
@@ -388,4 +441,4 @@ class World:
     def digest(self) -> tuple[Any, ...]:
         core = self.core
         return (tuple((s.number, s.state, tuple(s.blocks), s.computed, s.in_flight, tuple(s.generated))
-                      for s in core._sequences.values()), tuple(core.running.blocks._free), core.num_in_flight)
+                      for s in core.sequences), tuple(core.running.blocks._free), core.num_in_flight)

@@ -101,7 +101,7 @@ class Departures:
         weft.core.cancel = self._leave
 
     def _leave(self, number, now):
-        running, sequence = self._weft.core.running, self._weft.core._sequences.get(number)
+        running, sequence = self._weft.core.running, self._weft.core.sequences.get(number)
         self.steps[number] = self._weft.shards.num_steps
         self.states.add(where(sequence))
         free = running.blocks.num_free + len(sequence.blocks if sequence else ())

@@ -8,13 +8,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from world import Client, World
 
 from router.config import RouterConfig
-from router.request import Request, Resource
+from router.request import ANYONE, Request, Resource, Tenant
 from shard.config import SimulatedConfig
 from shard.faults import parse_fault
 
 FAULTS = ["die", "hang", "refuse", "step_error"]
 STEP_FAULTS = ["slow", "late", "fail_sequence", "wrong:unknown", "wrong:missing", "wrong:token", "wrong:count"]
 ADAPTERS = [Resource("adapter", 1), Resource("adapter", 2)]
+
+TENANTS = [ANYONE, ANYONE, Tenant("one"), Tenant("three", weight=3.0)]
+MORE = st.fixed_dictionaries({
+    "shared": st.integers(0, 80),  # tokens at its beginning that others have as well
+    "tenant": st.sampled_from(TENANTS),
+    "timeout": st.sampled_from([None, None, None, 0.01, 0.3]),
+})
 
 
 class CoreMachine(RuleBasedStateMachine):
@@ -30,12 +37,13 @@ class CoreMachine(RuleBasedStateMachine):
         self.number = 0
 
     @rule(prompt=st.integers(1, 100), output=st.integers(1, 60), stop=st.integers(0, 80), priority=st.integers(-1, 1),
-          needs=st.sampled_from([None, None, None, *ADAPTERS]))
-    def submit(self, prompt, output, stop, priority, needs):
+          needs=st.sampled_from([None, None, None, *ADAPTERS]), more=MORE)
+    def submit(self, prompt, output, stop, priority, needs, more):  # noqa: PLR0917 - hypothesis names them
         self.number += 1
-        tokens = tuple((self.number * 7 + index) % 256 for index in range(prompt))
+        shared = more.pop("shared")
+        tokens = tuple((self.number * 7 * (index >= shared) + index) % 256 for index in range(prompt))
         request = Request(str(self.number), tokens, output, key=self.number, end_tokens=frozenset({256}),
-                          priority=priority, adapter=needs)
+                          priority=priority, adapter=needs, **more)
         self.world.add(Client(request, self.world.now, stops_after=stop or None))
 
     @precondition(lambda self: not self.world.is_at_rest)
@@ -108,6 +116,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.world.run()
         self.world.check_idle()
         self.world.check_ends()
+        self.world.check_stories()
         self.world.check_replay()
 
 

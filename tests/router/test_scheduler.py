@@ -8,8 +8,10 @@ from router.events import Entered, Failed, Finished, Produced, Refused
 from router.messages import Answer, AnswerRow, Chunk, Concat, Decode, Filter, ModelFacts, Prefill
 from router.policy import Policy
 from router.request import FinishReason, Request, Resource
-from router.scheduler import LOOKED_AT, Loss, Scheduler
+from router.scheduler import Scheduler
 from router.stopping import count_tokens
+from router.trials import Loss
+from router.turns import LOOKED_AT
 
 FACTS = ModelFacts("simulated", "cpu", "float32", 512, 4096, 16, 64)
 END = 256

@@ -8,8 +8,8 @@ import grpc
 import pytest
 import uvloop
 
-from router.scheduler import Loss
 from router.shards import ANSWERS, METHODS, Shards, ShardsLost
+from router.trials import Loss
 from shard.line import Line
 from shard.pb import shard_pb2 as pb
 from shard.server import OPTIONS

@@ -1,0 +1,86 @@
+"""Who may wait: a request that would wait for too long, or behind too many, is refused at once, and told when to come
+back. What can start with the next step does not wait, so limits count while somebody is left over from the step before.
+Knows nothing of what is done with those who may.
+"""
+
+from router.events import Refused
+from router.forecast import Forecast
+from router.policy import Policy
+from router.queue import Demand, Queue
+from router.request import Request, Tenant
+from router.shares import Shares
+
+SOON = 1.0  # seconds, where nothing is known about when there will be room
+
+
+class Admission:
+    def __init__(self, policy: Policy, queue: Queue, shares: Shares, forecast: Forecast) -> None:
+        self._policy = policy
+        self._queue = queue
+        self._shares = shares
+        self._forecast = forecast
+        self.backlog = 0  # how many the last step left waiting
+
+    def predicted_wait(self, tenant: Tenant) -> float:
+        """Seconds until a request that comes now starts."""
+        if not self.backlog:
+            return 0.0
+        everything = self._forecast.seconds(self._queue.demand)
+        own = self._queue.demand_of(tenant.name)
+        if own.count == self._queue.demand.count:
+            return everything
+        # Others' requests do not go before its own for more than their share.
+        others = (self._queue.of(name)[0].request.tenant.weight for name in self._queue.tenants if name != tenant.name)
+        return min(everything, self._forecast.seconds(own) * (sum(others) + tenant.weight) / tenant.weight)
+
+    def refusal(self, request: Request, num_unfinished: int) -> Refused | None:
+        wait = self.predicted_wait(request.tenant)
+        return (self._too_many(request.tenant, num_unfinished, wait) or self._too_deep(request, wait)
+                or self._too_late(request, wait))
+
+    def _too_many(self, tenant: Tenant, num_unfinished: int, wait: float) -> Refused | None:
+        limit = self._policy.max_concurrent_requests
+        if num_unfinished >= limit:
+            return Refused(f"{limit} requests are in the house (--max-concurrent-requests {limit})", wait or SOON)
+        own = tenant.max_concurrent_requests
+        if own is not None and self._shares.num_present(tenant) >= own:
+            return Refused(f"{own} requests of {tenant.name} are in the house, {flag('max_concurrent_requests', 'its')}"
+                           f" is {own}", wait or SOON)
+        return None
+
+    def _too_deep(self, request: Request, wait: float) -> Refused | None:
+        tenant = request.tenant
+        return (self._deeper(self._queue.demand, self._policy, "", request, wait)
+                or self._deeper(self._queue.demand_of(tenant.name), tenant, f" of {tenant.name}", request, wait))
+
+    def _deeper(self, demand: Demand, limits: Policy | Tenant, whose: str, request: Request,
+                wait: float) -> Refused | None:
+        most, tokens = limits.max_queue_requests, demand.tokens + len(request.prompt)
+        unplanned = 0 if self.backlog else self._policy.max_batch_size
+        if most is not None and demand.count >= most + unplanned:
+            return Refused(f"{demand.count} requests{whose} wait, {flag('max_queue_requests', whose)} is {most}",
+                           until(wait, demand.count, most - 1))
+        most = limits.max_queue_tokens
+        if most is not None and self.backlog and tokens > most:
+            return Refused(f"{tokens} prompt tokens{whose} would wait, {flag('max_queue_tokens', whose)} is {most}",
+                           until(wait, tokens, most))
+        return None
+
+    def _too_late(self, request: Request, wait: float) -> Refused | None:
+        longest = self._policy.max_queue_seconds
+        if longest is not None and wait > longest:
+            return Refused(f"the wait is about {1000 * wait:.0f} ms, --max-queue-ms is {1000 * longest:.0f}",
+                           wait - longest)
+        if request.timeout is not None and wait > request.timeout:
+            return Refused(f"the wait is about {1000 * wait:.0f} ms, x-request-timeout-ms is "
+                           f"{1000 * request.timeout:.0f}", wait - request.timeout)
+        return None
+
+
+def until(wait: float, much: int, most: int) -> float:
+    """Seconds until what waits has become so little, at the rate at which it drains."""
+    return wait * (much - most) / much if wait else SOON
+
+
+def flag(name: str, whose: str) -> str:
+    return f"its `{name}`" if whose else f"--{name.replace('_', '-')}"

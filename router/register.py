@@ -1,0 +1,89 @@
+"""Everybody who was accepted and has no end yet: by number, by tenant, by the time that is left.
+
+The one place where a sequence ends. Knows nothing of steps or of the reasons for an end.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+from router.deadlines import Deadlines
+from router.events import Expired, Failed, Finished
+from router.forecast import Forecast
+from router.request import FinishReason, Request, Resource
+from router.sequence import Sequence, State
+from router.shares import Shares
+
+
+class Register:
+    def __init__(self, shares: Shares, forecast: Forecast, leave: Callable[[Sequence], None]) -> None:
+        """`leave` takes a sequence from wherever it stands."""
+        self._shares = shares
+        self._forecast = forecast
+        self._leave = leave
+        self._deadlines = Deadlines()
+        self._numbers = count(1)
+        self._sequences: dict[int, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences.values())
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._sequences
+
+    def __getitem__(self, number: int) -> Sequence:
+        return self._sequences[number]
+
+    def get(self, number: int) -> Sequence | None:
+        return self._sequences.get(number)
+
+    def enter(self, request: Request, now: float) -> Sequence:
+        sequence = Sequence(request, next(self._numbers), now)
+        self._sequences[sequence.number] = sequence
+        self._shares.enter(request.tenant)
+        self._deadlines.add(sequence)
+        return sequence
+
+    def who_needs(self, resource: Resource) -> list[Sequence]:
+        return [sequence for sequence in self if resource in sequence.request.needs]
+
+    @property
+    def wake_at(self) -> float | None:
+        """The next moment at which somebody's time runs out."""
+        return self._deadlines.next()
+
+    def expire(self, now: float) -> list[Finished | Expired]:
+        """Whose time has run out: who has no token is told so, who waits with some ends with them. Who runs and has
+        some ends with the next."""
+        events: list[Finished | Expired] = []
+        for sequence in self._deadlines.due(now):
+            if sequence.generated and sequence.state is State.WAITING:
+                events.append(self.finish(sequence, FinishReason.TIMEOUT, now))
+            elif not sequence.generated and not sequence.in_flight:
+                events.append(self._expire(sequence, now))
+        return events
+
+    # -- ends
+
+    def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> Finished:
+        self.end(sequence, now)
+        self._forecast.ended(len(sequence.generated), sequence.request.max_new_tokens)
+        return Finished(sequence.number, reason)
+
+    def fail(self, sequence: Sequence, reason: str, now: float) -> Failed:
+        self.end(sequence, now)
+        return Failed(sequence.number, reason)
+
+    def end(self, sequence: Sequence, now: float) -> None:
+        self._leave(sequence)
+        sequence.state = State.OVER
+        sequence.story.end(now)
+        self._shares.leave(sequence.request.tenant)
+        del self._sequences[sequence.number]
+
+    def _expire(self, sequence: Sequence, now: float) -> Expired:
+        reason = f"no token within {now - sequence.arrival:.3f} seconds (x-request-timeout-ms): {sequence.story.cause}"
+        self.end(sequence, now)
+        return Expired(sequence.number, reason)

@@ -1,0 +1,50 @@
+"""A step on its way: who takes part, who must get tokens, what it puts into the cache, what it should cost."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from router.costs import Load
+from router.sequence import Sequence
+from router.steps import Draft, load_of_step
+
+
+class Filled(NamedTuple):
+    """What a chunk puts into the cache. Who yielded and came back since has other blocks."""
+
+    sequence: Sequence
+    blocks: list[int]
+    end: int  # tokens of the sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    order: int
+    members: tuple[Sequence, ...] = ()
+    expects: tuple[Sequence, ...] = ()
+    fills: tuple[Filled, ...] = ()
+    load: Load | None = None  # none where nothing is computed
+
+    @classmethod
+    def of(cls, draft: Draft, order: int) -> "Step":
+        """From here on it counts as computed."""
+        if not draft.is_step:
+            return cls(order)
+        load = load_of_step(draft)
+        expects = members = tuple(draft.ready)
+        for sequence in draft.ready:
+            sequence.computed += 1
+        for sequence, length in draft.chunks:
+            sequence.computed += length
+        if draft.chunks:
+            prompts = [sequence for sequence, _ in draft.chunks]
+            members = (*expects, *prompts)
+            expects = (*expects, *(sequence for sequence in prompts if sequence.is_ready))
+        for sequence in expects:
+            sequence.in_flight += 1
+        fills = tuple([Filled(sequence, sequence.blocks, sequence.computed) for sequence, _ in draft.chunks])
+        return cls(order, members, expects, fills, load)
+
+
+def numbers(sequences: Iterable[Sequence]) -> tuple[int, ...]:
+    return tuple([sequence.number for sequence in sequences])
