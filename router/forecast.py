@@ -1,62 +1,86 @@
-"""How long a request will wait before it starts, from what waits before it and what was seen to happen.
+"""How long a request will wait before it starts, from what waits before it, what runs, and what was seen to happen.
 
-Whoever runs holds a place in the batch and blocks in the cache for as long as it generates, and its prompt takes a
-share of the steps. What waits needs so much of each; the scarcest tells the time. How much of what they may generate
-requests really do, how long steps take and how fast prompts run is learned while serving, and what is still wrong with
-a forecast is learned from those that started. Knows nothing of limits: see admission.py.
+What is known is played through: who runs ends after so many steps and frees its place in the batch and its places in
+the cache, and then the next may start. How much of what they may generate requests really do, how long steps take and
+how fast prompts run is learned while serving; what is still wrong with a forecast is learned from those that started.
+Knows nothing of limits: see admission.py.
 """
 
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
 from math import exp, log
 
+from router.costs import CostModel, Load
 from router.policy import Policy
-from router.queue import Demand
+from router.sequence import Sequence
 
-MEMORY = 0.02  # weight of what was seen last
+MEMORY = 0.03  # weight of what was seen last
 MOST_WRONG = 1.5  # logarithm of the largest correction
+DOUBT = 0.35  # spread of errors before any was seen
+UNLUCKY = 2.0  # spreads
+USUAL_LENGTH = 256  # tokens of a sequence, before any was seen
 BRIEF = 0.02  # seconds of waiting that say nothing about a forecast
 
 
 class Forecast:
-    def __init__(self, policy: Policy, num_blocks: int, block_size: int) -> None:
-        self._policy = policy
-        self._places = num_blocks * block_size * (1.0 - policy.reserve)
+    def __init__(self, policy: Policy, num_places: int, costs: CostModel) -> None:
+        """`costs` tells what steps take until some were seen."""
+        self._max_batch_size = rows = policy.max_batch_size
+        self._num_places = num_places * (1.0 - policy.reserve)
         self._generated = self._allowed = 1.0  # tokens, of those who ended; at first they do all that they may
-        self._step_seconds = 0.0
-        self._prompt_seconds = 0.0  # for a token of a prompt
+        self._step_seconds = costs.predict(Load(rows, 0, min(rows * USUAL_LENGTH, num_places)))
+        self._prompt_seconds = costs.predict(Load(0, 1, 0)) - costs.predict(Load())  # for a token of a prompt
         self._error = 0.0  # mean logarithm of actual over predicted wait
+        self._spread = DOUBT  # how far it is off from that, on average
 
-    def seconds(self, demand: Demand) -> float:
-        """Until all of these have started."""
-        return exp(self._error) * self._plain(demand)
+    def at_worst(self, seconds: float) -> float:
+        """What a forecast may become when it is unlucky."""
+        return seconds * exp(UNLUCKY * self._spread)
 
-    def _plain(self, demand: Demand) -> float:
-        if not demand.count:
-            return 0.0
-        steps = demand.new_tokens * self._generated / self._allowed  # of all of them, one after the other
-        held = (demand.tokens + steps / 2) / demand.count  # places that one of them holds in the middle of its life
-        return max(steps * self._step_seconds / self._policy.max_batch_size,
-                   steps * self._step_seconds * held / self._places,
-                   demand.tokens * self._prompt_seconds)
+    def seconds(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> float:
+        """Until all who wait have started, and one more would."""
+        return exp(self._error) * self.plain(waiting, running)
+
+    def plain(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> float:
+        """The same before what is learned from errors."""
+        prompts = [(sequence.length, self._left(sequence)) for sequence in waiting]
+        steps = self._steps(prompts, [(self._left(sequence), sequence.length) for sequence in running])
+        return max(steps * self._step_seconds, sum(length for length, _ in prompts) * self._prompt_seconds)
+
+    def _left(self, sequence: Sequence) -> float:
+        """Tokens that it will still generate."""
+        allowed, done = sequence.request.max_new_tokens, len(sequence.generated)
+        return max(allowed * self._generated / self._allowed - done, 1.0)
+
+    def _steps(self, prompts: list[tuple[int, float]], ends: list[tuple[float, int]]) -> float:
+        """`prompts` are (length, tokens to come) of those who wait, in their order; `ends` are (step of the end, places
+        held less the steps until then) of those who run."""
+        heapify(ends)
+        now, held = 0.0, sum(places for _, places in ends)
+        for length, left in [*prompts, (0, 0.0)]:
+            while ends and (len(ends) >= self._max_batch_size
+                            or held + len(ends) * now + length > self._num_places):
+                now, places = heappop(ends)
+                held -= places
+            heappush(ends, (now + left, length - int(now)))
+            held += length - int(now)
+        return now
 
     # -- learning
 
-    def step_took(self, seconds: float, chunk_tokens: int, prompts_wait: bool) -> None:
-        """From the answer before to this one. How fast prompts run shows only when more of them wait."""
-        self._step_seconds += self._weight(self._step_seconds) * (seconds - self._step_seconds)
-        if prompts_wait and chunk_tokens:
-            each = seconds / chunk_tokens
-            self._prompt_seconds += self._weight(self._prompt_seconds) * (each - self._prompt_seconds)
+    def step_took(self, seconds: float, chunk_tokens: int, *, crowded: bool) -> None:
+        """From the answer before to this one. How fast prompts run shows only where a step turns some away."""
+        self._step_seconds += MEMORY * (seconds - self._step_seconds)
+        if crowded and chunk_tokens:
+            self._prompt_seconds += MEMORY * (seconds / chunk_tokens - self._prompt_seconds)
 
     def ended(self, generated: int, allowed: int) -> None:
         self._generated += generated - MEMORY * self._generated
         self._allowed += allowed - MEMORY * self._allowed
 
-    def started(self, predicted: float, actual: float) -> None:
-        """`predicted` as it was told when it came."""
-        if predicted > BRIEF and actual > BRIEF:
-            self._error += MEMORY * (log(actual / predicted))
-            self._error = min(max(self._error, -MOST_WRONG), MOST_WRONG)
-
-    @staticmethod
-    def _weight(known: float) -> float:
-        return MEMORY if known else 1.0
+    def started(self, plain: float, actual: float) -> None:
+        """`plain` as it was when it came: to learn from what was told would be to correct corrections."""
+        if plain > BRIEF and actual > BRIEF:
+            error = min(max(log(actual / plain), -MOST_WRONG), MOST_WRONG)
+            self._error += MEMORY * (error - self._error)
+            self._spread += MEMORY * (abs(error - self._error) - self._spread)

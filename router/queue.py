@@ -10,16 +10,14 @@ from router.sequence import Sequence
 
 @dataclass(slots=True)
 class Demand:
-    """What those who wait will need, in sum."""
+    """How many wait, and how much of prompts, and of what was generated before a yield or a loss."""
 
     count: int = 0
-    tokens: int = 0  # of prompts, and of what was generated before a yield or a loss
-    new_tokens: int = 0  # that may still be generated
+    tokens: int = 0
 
     def add(self, sequence: Sequence, sign: int) -> None:
         self.count += sign
         self.tokens += sign * sequence.length
-        self.new_tokens += sign * (sequence.request.max_length - sequence.length)
 
 
 @dataclass(slots=True)

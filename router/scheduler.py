@@ -20,7 +20,7 @@ from router.messages import Answer, ModelFacts, Plan
 from router.policy import Policy
 from router.queue import Queue
 from router.register import Register
-from router.request import FinishReason, Request, Resource
+from router.request import FinishReason, Request, Resource, Tenant
 from router.running import Hasher, Running
 from router.sequence import Sequence, State
 from router.shares import PER_GENERATED_TOKEN, Shares
@@ -38,7 +38,7 @@ class Scheduler:
         self._hasher = hasher
         self.costs = CostModel.measured(facts.measurements)
         self._queue, self._trials, self._shares = Queue(), Trials(), Shares()
-        self._forecast = Forecast(policy, facts.num_blocks, facts.block_size)
+        self._forecast = Forecast(policy, facts.num_blocks * facts.block_size, self.costs)
         self._admission = Admission(policy, self._queue, self._shares, self._forecast)
         self._present: set[Resource] = set()
         self._turns = Turns(policy, self._queue, self._trials, self._shares, self._present)
@@ -56,6 +56,7 @@ class Scheduler:
         self._steps: Steps = Mixed(self) if self.policy.mixed else Pause(self)
         self._in_flight: deque[Step] = deque()
         self._turns.start_empty(self.running)
+        self._admission.running = self.running
         self._order = 0
         self._answered_at: float | None = None  # when the step before was answered, if others were under way then
 
@@ -74,11 +75,15 @@ class Scheduler:
         if refused is not None:
             return [refused]
         sequence = self.sequences.enter(request, now)
-        sequence.predicted_wait = self._admission.predicted_wait(request.tenant)
+        sequence.foreseen_wait = self._admission.plain_wait(request.tenant)
         self._queue.push(sequence)
         if self._epoch is None:
             sequence.story.turn(Cause.SHARDS, now)
         return [Entered(sequence.number), *self._fail_misfits([sequence], now)]
+
+    def predicted_wait(self, tenant: Tenant) -> float:
+        """Seconds until a request that came now would start."""
+        return self._admission.predicted_wait(tenant)
 
     def story(self, number: int) -> Story:
         """Of a sequence that is not over; it goes on being told there."""
@@ -159,7 +164,7 @@ class Scheduler:
         step = self._in_flight.popleft()
         if step.load is not None:
             self.costs.observe(step.load, answer.seconds)
-            self._learn_pace(step.load, now)
+            self._learn_pace(step.load, step.crowded, now)
         counts: dict[int, int] = {}
         events: list[Event] = [Produced(counts)] if step.expects else []
         rows, failed = answer.rows, answer.failed
@@ -211,9 +216,9 @@ class Scheduler:
     def take(self, newcomer: Sequence) -> None:
         """It starts."""
         self._queue.remove(newcomer)
-        if newcomer.predicted_wait is not None:
-            self._forecast.started(newcomer.predicted_wait, self._now - newcomer.arrival)
-            newcomer.predicted_wait = None
+        if newcomer.foreseen_wait is not None:
+            self._forecast.started(newcomer.foreseen_wait, self._now - newcomer.arrival)
+            newcomer.foreseen_wait = None
             newcomer.story.cached_tokens = len(self.running.cached(newcomer)) * self.running.blocks.size
         newcomer.story.turn(Cause.PREFILL, self._now)
 
@@ -264,10 +269,10 @@ class Scheduler:
             events.append(self.sequences.finish(sequence, reason, now))
         return counted
 
-    def _learn_pace(self, load: Load, now: float) -> None:
+    def _learn_pace(self, load: Load, crowded: bool, now: float) -> None:
         """How fast steps follow each other while there is always one under way."""
         if self._answered_at is not None:
-            self._forecast.step_took(now - self._answered_at, load.chunk_tokens, self._admission.backlog > 0)
+            self._forecast.step_took(now - self._answered_at, load.chunk_tokens, crowded=crowded)
         self._answered_at = now if self._in_flight else None
 
     def _wait_once_answered(self, sequence: Sequence) -> None:

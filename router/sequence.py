@@ -46,7 +46,7 @@ class Sequence:
     num_yields: int = 0
     num_deaths: int = 0
     held: bool = False  # its client does not read; it may not run
-    predicted_wait: float | None = None  # as it was foreseen when it came, until it starts
+    foreseen_wait: float | None = None  # when it came, until it starts
     deadline: float = field(init=False)
     story: Story = field(init=False)
 

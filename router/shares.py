@@ -50,5 +50,5 @@ class Shares:
                 self.charge(sequence.request.tenant, fresh)
 
     def order(self, tenants: Iterable[str]) -> list[str]:
-        """Whoever got least goes first."""
-        return sorted(tenants, key=lambda name: (self._counters[name], name))
+        """Whoever got least goes first, and among equals who asked for less."""
+        return sorted(tenants, key=lambda name: (self._counters[name], self._present[name], name))

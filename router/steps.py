@@ -41,6 +41,7 @@ class Draft:
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     newcomers: list[Newcomer] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
+    crowded: bool = False  # a newcomer had to wait for its tokens
 
     def messages(self) -> list[Message]:
         step = self._step()
@@ -92,6 +93,7 @@ class Steps:
             cached = len(self.house.running.cached(newcomer)) * self.block_size()
             if not budget.chunk(cached, newcomer.length - cached):
                 self.house.turn_away(newcomer)
+                draft.crowded = True
                 return True
             self.house.take(newcomer)
             draft.newcomers.append(self.house.running.enter(newcomer, draft.batch))

@@ -24,6 +24,7 @@ class Step:
     expects: tuple[Sequence, ...] = ()
     fills: tuple[Filled, ...] = ()
     load: Load | None = None  # none where nothing is computed
+    crowded: bool = False  # there were prompts that did not fit in
 
     @classmethod
     def of(cls, draft: Draft, order: int) -> "Step":
@@ -43,7 +44,7 @@ class Step:
         for sequence in expects:
             sequence.in_flight += 1
         fills = tuple([Filled(sequence, sequence.blocks, sequence.computed) for sequence, _ in draft.chunks])
-        return cls(order, members, expects, fills, load)
+        return cls(order, members, expects, fills, load, draft.crowded)
 
 
 def numbers(sequences: Iterable[Sequence]) -> tuple[int, ...]:

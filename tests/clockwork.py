@@ -7,13 +7,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 
 from router.costs import CostModel, Load
-from router.events import Entered, Finished, Produced
+from router.events import Entered, Expired, Finished, Produced
 from router.messages import Answer, AnswerRow, Measurement, ModelFacts, Plan, Prefill
 from router.policy import Policy
 from router.request import Request
 from router.scheduler import Scheduler
+from router.story import RUNNING, Story
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Taken:
     """A step that was answered."""
 
     plan: Plan
+    sent_at: float
     load: Load
     chunk_load: Load  # the part of the load that its chunks are
     seconds: float
@@ -57,6 +60,17 @@ class Life:
     first_token_at: float | None = None
     ended_at: float | None = None
     token_times: list[float] = field(default_factory=list)
+    story: Story | None = None
+    foreseen: float = 0.0  # seconds that it was told to wait when it came
+    is_refused: bool = False
+    is_expired: bool = False
+
+    @property
+    def before_start(self) -> float:
+        """Seconds until it ran for the first time."""
+        assert self.story is not None
+        started = next(start for cause, start, _ in self.story.intervals(inf) if cause in RUNNING)
+        return started - self.arrival
 
     @property
     def wait(self) -> float:
@@ -100,9 +114,13 @@ class Clockwork:
         return self
 
     def _advance(self) -> None:
-        """To the next arrival or the next answer, whichever comes first."""
-        answered = self._under_way[0].heard_at if self._under_way else float("inf")
-        if self._arrivals and self._arrivals[0][0] <= answered:
+        """To the next arrival, the next answer or the next moment at which somebody's time runs out."""
+        answered = self._under_way[0].heard_at if self._under_way else inf
+        wake_at = self.core.wake_at
+        if wake_at is not None and wake_at <= min(answered, self._arrivals[0][0] if self._arrivals else inf):
+            self.now = max(self.now, wake_at)
+            self._expire()
+        elif self._arrivals and self._arrivals[0][0] <= answered:
             self.now, _, request = heapq.heappop(self._arrivals)
             self._submit(request)
         else:
@@ -110,11 +128,21 @@ class Clockwork:
             self._complete(self._under_way.popleft())
 
     def _submit(self, request: Request) -> None:
+        foreseen = self.core.predicted_wait(request.tenant)
         first = self.core.submit(request, self.now)[0]
         if isinstance(first, Entered):
-            self.lives[first.sequence] = Life(request, self.now)
+            story = self.core.story(first.sequence) if self.core.num_unfinished else None
+            self.lives[first.sequence] = Life(request, self.now, story=story, foreseen=foreseen)
         else:
             self.refused += 1
+            self.on_end(Life(request, self.now, is_refused=True))
+
+    def _expire(self) -> None:
+        for event in self.core.expire(self.now):
+            if isinstance(event, Expired | Finished):
+                life = self.lives[event.sequence]
+                life.ended_at, life.is_expired = self.now, True
+                self.on_end(life)
 
     def _send(self, plan: Plan) -> None:
         load = self.core._in_flight[-1].load or Load()
@@ -125,7 +153,7 @@ class Clockwork:
         seconds = self.model.seconds(load) * factor if plan.members else 0.0
         last = self._under_way[-1].ended_at if self._under_way else 0.0
         end = max(self.now + self.latency, last) + seconds
-        self._under_way.append(Taken(plan, load, chunk_load, seconds, is_outlier, end, end + self.latency))
+        self._under_way.append(Taken(plan, self.now, load, chunk_load, seconds, is_outlier, end, end + self.latency))
 
     def _complete(self, step: Taken) -> None:
         self.taken.append(step)

@@ -8,10 +8,11 @@ from statistics import median
 
 import pytest
 from clockwork import Clockwork, Model
+from world import named
 
 from router.costs import Load
 from router.policy import Policy
-from router.request import Request
+from router.request import ANYONE, Request, Tenant
 
 # An 8B model on one GPU: 16 GB of bf16 weights, 128 kB of cache a place. A 0.5B model on two CPU cores.
 GPU_8B = Model(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")
@@ -103,10 +104,12 @@ def test_when_the_promise_leaves_nothing_one_block_runs_every_ninth_step():
 # -- yielding
 
 
-def burst(seed, max_yields):
-    """64 requests at once whose final lengths sum to twice the cache."""
+def burst(seed, max_yields, *, cached=False):
+    """64 requests at once whose final lengths sum to twice the cache. Cached or not, none shares with another."""
     rng = random.Random(seed)
     requests = [request(n, rng.randint(32, 256), rng.randint(16, 512)) for n in range(64)]
+    if cached:
+        requests = [replace(named(replace(one, tenant=Tenant(one.id)), 16), tenant=ANYONE) for one in requests]
     blocks = sum(r.max_length for r in requests) // 2 // 16
     world = Clockwork(replace(ROOMY, max_yields=max_yields), GPU_8B, num_blocks=blocks)
     for one in requests:
@@ -124,6 +127,12 @@ def test_yielding_recomputes_little_and_beats_reserving_everything():
     assert median(share for share, _ in on_demand) <= 0.12
     assert median(r[1] / d[1] for d, r in zip(on_demand, reserving, strict=True)) >= 0.9
     assert all(share == 0.0 for share, _ in reserving)
+
+
+@pytest.mark.slow
+def test_with_the_cache_yielding_recomputes_less():
+    shares = [burst(seed, max_yields=3, cached=True)[0] for seed in range(20)]
+    assert median(shares) <= 0.10
 
 
 # -- what each setting moves
@@ -176,6 +185,47 @@ def test_max_batch_total_tokens_is_the_cache_and_a_smaller_one_serves_fewer_at_o
 def test_max_concurrent_requests_refuses_who_comes_beyond():
     assert crowd(max_concurrent_requests=10, gap=0.0).refused == 70
     assert crowd(max_concurrent_requests=80, gap=0.0).refused == 0
+
+
+def test_max_queue_requests_bounds_who_waits_and_a_smaller_one_refuses_more():
+    few, many = crowd(max_batch_size=8, max_queue_requests=4), crowd(max_batch_size=8, max_queue_requests=40)
+    assert few.refused > many.refused
+    assert mean_wait(few) < 0.5 * mean_wait(many)
+
+
+def test_max_queue_tokens_counts_prompts():
+    few, many = (crowd(max_batch_size=8, max_queue_tokens=tokens) for tokens in (4 * 256, 40 * 256))
+    assert few.refused > many.refused
+    assert mean_wait(few) < 0.5 * mean_wait(many)
+
+
+def test_max_queue_ms_bounds_the_wait_itself():
+    few, many = crowd(max_batch_size=8, max_queue_seconds=0.5), crowd(max_batch_size=8, max_queue_seconds=5.0)
+    assert few.refused > many.refused
+    assert max(life.before_start for life in few.lives.values()) < 1.0 < mean_wait(many)
+
+
+def conversations(**policy):
+    """Requests of eight kinds, each with a beginning of its own, in a cache that holds half of the beginnings."""
+    world = Clockwork(replace(ROOMY, max_batch_size=2, **policy), GPU_8B, 200, seed=3)
+    for number in range(160):
+        prompt = (number % 8,) * 640 + (number,)
+        world.arrive(named(Request(str(number), prompt, 32), 16), 0.01 * number)
+    return world.run()
+
+
+def test_a_larger_max_passed_over_ms_finds_more_in_the_cache():
+    short, long = conversations(passed_over_seconds=0.0), conversations(passed_over_seconds=5.0)
+    assert long.prompt_tokens_run < 0.6 * short.prompt_tokens_run
+    assert mean_wait(long) < mean_wait(short)
+
+
+def test_without_the_cache_every_prompt_is_computed_whole():
+    assert crowd(gap=0.05).prompt_tokens_run == 80 * 256
+    shared = Clockwork(ROOMY, GPU_8B, 40_000, seed=3)
+    for number in range(80):
+        shared.arrive(named(request(number, 256, 128), 16), 0.05 * number)
+    assert shared.run().prompt_tokens_run == 256 + 79 * 16
 
 
 def test_a_smaller_stall_promise_means_shorter_gaps_and_slower_prompts():

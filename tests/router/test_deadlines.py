@@ -1,0 +1,27 @@
+"""Tests of router/deadlines.py."""
+
+from router.deadlines import Deadlines
+from router.request import Request
+from router.sequence import Sequence, State
+
+
+def sequence(number: int, timeout: float | None) -> Sequence:
+    return Sequence(Request(str(number), (1,), 1, timeout=timeout), number, 10.0)
+
+
+def test_the_earliest_comes_first_and_each_once() -> None:
+    deadlines, everyone = Deadlines(), [sequence(1, 5.0), sequence(2, None), sequence(3, 2.0)]
+    for one in everyone:
+        deadlines.add(one)
+    assert deadlines.next() == 12.0
+    assert [one.number for one in deadlines.due(20.0)] == [3, 1]
+    assert deadlines.due(30.0) == []
+    assert deadlines.next() is None
+
+
+def test_what_is_over_has_no_deadline() -> None:
+    deadlines, one = Deadlines(), sequence(1, 5.0)
+    deadlines.add(one)
+    one.state = State.OVER
+    assert deadlines.next() is None
+    assert deadlines.due(20.0) == []
