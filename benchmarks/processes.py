@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ SHARD = {
     "seconds_per_step": STEP_SECONDS, "seconds_per_row": 0.0, "seconds_per_chunk_token": 0.0, "seconds_per_place": 0.0,
     "mean_output_length": 0.0,
 }
+NOTHING: Mapping[str, Any] = {}
 ROUTER = {"hostname": HOST, "port": 0, "max_concurrent_requests": 1024, "max_batch_size": 1024, "shutdown_timeout": 1.0}
 
 
@@ -48,13 +49,13 @@ class Server:
 
 
 @contextmanager
-def serving(look_ahead: int, profile: str = "") -> Iterator[Server]:
-    """`profile` names the file that gets the router's profile at the end."""
+def serving(look_ahead: int, profile: str = "", settings: Mapping[str, Any] = NOTHING) -> Iterator[Server]:
+    """`profile` names the file that gets the router's profile at the end; `settings` are more of the router's."""
     profiler = ("-m", "cProfile", "-o", profile) if profile else ()
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         socket, steps = f"unix:{folder}/shard.sock", Path(folder, "steps")
         shard_order = {"socket": socket, "step_log": str(steps), "simulated": SHARD}
-        router_order = {"config": ROUTER | {"look_ahead": look_ahead}, "shards": [socket]}
+        router_order = {"config": ROUTER | {"look_ahead": look_ahead, **settings}, "shards": [socket]}
         with (child(("-m", "shard.server"), shard_order) as (shard, _),
               child((*profiler, "-m", "router"), router_order) as (router, port)):
             yield Server(router, shard, int(port), steps)

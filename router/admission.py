@@ -3,14 +3,14 @@ back. What can start with the next step does not wait, so limits count while som
 Knows nothing of what is done with those who may.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Rows
 
 from router.events import Refused
 from router.forecast import Forecast
 from router.policy import Policy
 from router.queue import Demand, Queue
 from router.request import Request, Tenant
+from router.running import Running
 from router.sequence import Sequence
 from router.shares import Shares
 
@@ -23,39 +23,37 @@ class Admission:
         self._queue = queue
         self._shares = shares
         self._forecast = forecast
-        self.running: Iterable[Sequence] = ()
         self.backlog = 0  # how many the last step left waiting
 
     def predicted_wait(self, tenant: Tenant) -> float:
         """Seconds until a request that comes now starts."""
-        return self._wait(tenant, self._forecast.seconds)
+        return self._forecast.corrected(self.plain_wait(tenant))
 
     def plain_wait(self, tenant: Tenant) -> float:
         """The same as a forecast learns from it."""
-        return self._wait(tenant, self._forecast.plain)
-
-    def _wait(self, tenant: Tenant, seconds: Callable[[Iterable[Sequence], Iterable[Sequence]], float]) -> float:
         if not self.backlog:
             return 0.0
-        everything, own = seconds(self._queue, self.running), self._queue.of(tenant.name)
+        own = self._queue.of(tenant.name)
         if len(own) == len(self._queue) and not self._shares.several:
-            return everything
-        if not own and self._is_below_its_share(tenant):
+            return self._forecast.plain(self._queue, self._queue.demand, self._running)
+        if not own and self._running.has_less_than_its_share(tenant):
             return 0.0  # others make way for it
-        # Others' requests do not go before its own for more than their share.
+        return self._beside_others(tenant, own)
+
+    def _beside_others(self, tenant: Tenant, own: Rows[Sequence]) -> float:
+        """Others' requests do not go before its own for more than their share."""
         others = (self._queue.of(name)[0].request.tenant.weight for name in self._queue.tenants if name != tenant.name)
-        return min(everything, seconds(own, self.running) * (sum(others) + tenant.weight) / tenant.weight)
+        alone = self._forecast.plain(own, self._queue.demand_of(tenant.name), self._running)
+        return min(self._forecast.plain(self._queue, self._queue.demand, self._running),
+                   alone * (sum(others) + tenant.weight) / tenant.weight)
 
-    def _is_below_its_share(self, tenant: Tenant) -> bool:
-        """Even with one more it runs no more, for its weight, than somebody else with one less."""
-        counts = Counter(sequence.request.tenant for sequence in self.running)
-        more = (counts.pop(tenant, 0) + 1) / tenant.weight
-        return any((count - 1) / other.weight >= more for other, count in counts.items())
+    def start_empty(self, running: Running) -> None:
+        self._running = running
 
-    def refusal(self, request: Request, num_unfinished: int) -> Refused | None:
-        wait = self.predicted_wait(request.tenant)
+    def refusal(self, request: Request, num_unfinished: int, plain_wait: float) -> Refused | None:
+        wait = self._forecast.corrected(plain_wait)
         return (self._too_many(request.tenant, num_unfinished, wait) or self._too_deep(request, wait)
-                or self._too_late(request, wait))
+                or self._too_late(request, wait, self._forecast.at_worst(plain_wait)))
 
     def _too_many(self, tenant: Tenant, num_unfinished: int, wait: float) -> Refused | None:
         limit = self._policy.max_concurrent_requests
@@ -85,9 +83,9 @@ class Admission:
                            until(wait, tokens, most))
         return None
 
-    def _too_late(self, request: Request, wait: float) -> Refused | None:
+    def _too_late(self, request: Request, wait: float, at_worst: float) -> Refused | None:
         longest = self._policy.max_queue_seconds
-        if longest is not None and self._forecast.at_worst(wait) > longest:
+        if longest is not None and at_worst > longest:
             return Refused(f"the wait is about {1000 * wait:.0f} ms, --max-queue-ms is {1000 * longest:.0f}",
                            max(wait - longest, wait / 2))
         if request.timeout is not None and wait > request.timeout:

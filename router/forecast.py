@@ -8,16 +8,19 @@ Knows nothing of limits: see admission.py.
 
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from math import exp, log
 
 from router.costs import CostModel, Load
 from router.policy import Policy
+from router.queue import Demand
 from router.sequence import Sequence
 
 MEMORY = 0.03  # weight of what was seen last
 MOST_WRONG = 1.5  # logarithm of the largest correction
 DOUBT = 0.35  # spread of errors before any was seen
 UNLUCKY = 2.0  # spreads
+PLAYED = 128  # of those who wait are played through
 USUAL_LENGTH = 256  # tokens of a sequence, before any was seen
 BRIEF = 0.02  # seconds of waiting that say nothing about a forecast
 
@@ -33,19 +36,20 @@ class Forecast:
         self._error = 0.0  # mean logarithm of actual over predicted wait
         self._spread = DOUBT  # how far it is off from that, on average
 
-    def at_worst(self, seconds: float) -> float:
-        """What a forecast may become when it is unlucky."""
-        return seconds * exp(UNLUCKY * self._spread)
+    def at_worst(self, plain: float) -> float:
+        """What it may become when it is unlucky."""
+        return plain * exp(self._error + UNLUCKY * self._spread)
 
-    def seconds(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> float:
-        """Until all who wait have started, and one more would."""
-        return exp(self._error) * self.plain(waiting, running)
+    def corrected(self, plain: float) -> float:
+        """By what was learned from errors."""
+        return plain * exp(self._error)
 
-    def plain(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> float:
-        """The same before what is learned from errors."""
-        prompts = [(sequence.length, self._left(sequence)) for sequence in waiting]
+    def plain(self, waiting: Iterable[Sequence], demand: Demand, running: Iterable[Sequence]) -> float:
+        """Seconds until all who wait have started, and one more would. `demand` is that of all who wait."""
+        prompts = [(sequence.length, self._left(sequence)) for sequence in islice(waiting, PLAYED)]
         steps = self._steps(prompts, [(self._left(sequence), sequence.length) for sequence in running])
-        return max(steps * self._step_seconds, sum(length for length, _ in prompts) * self._prompt_seconds)
+        alike = max(demand.count, 1) / max(len(prompts), 1)  # those further behind are like those in front
+        return max(steps * alike * self._step_seconds, demand.tokens * self._prompt_seconds)
 
     def _left(self, sequence: Sequence) -> float:
         """Tokens that it will still generate."""

@@ -15,6 +15,7 @@ from router.blocks import Blocks
 from router.hashing import block_hash
 from router.messages import Filter, Grant, Newcomer
 from router.policy import Policy
+from router.request import Tenant
 from router.sequence import NEVER, Sequence, State
 
 Hasher = Callable[[bytes, Rows[int]], bytes]  # the name of a block from that of the one before and its tokens
@@ -176,10 +177,18 @@ class Running:
         assert candidates, "the first sequence does not fit beside the settled ones"
         return max(candidates, key=lambda sequence: sequence.rank)
 
+    def has_less_than_its_share(self, tenant: Tenant) -> bool:
+        """Even with one more it runs no more, for its weight, than somebody else with one less."""
+        counts = Counter([sequence.request.tenant for sequence in self])
+        more = (counts.pop(tenant, 0) + 1) / tenant.weight
+        return any((count - 1) / other.weight >= more for other, count in counts.items())
+
     def make_way(self, newcomer: Sequence) -> list[Sequence]:
         """Who should yield so that a tenant which has less than its share of those who run can have one more: the
         latest of tenants that still have no less afterwards. Nobody, if that makes no room."""
         tenant, leaving = newcomer.request.tenant, list[Sequence]()
+        if not self.has_less_than_its_share(tenant):
+            return []
         counts = Counter(s.request.tenant.name for s in self)
         first = min((s.rank for s in self), default=newcomer.rank)
         others = sorted((s for s in self if s.request.tenant.name != tenant.name and s.rank != first

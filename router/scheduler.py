@@ -56,7 +56,7 @@ class Scheduler:
         self._steps: Steps = Mixed(self) if self.policy.mixed else Pause(self)
         self._in_flight: deque[Step] = deque()
         self._turns.start_empty(self.running)
-        self._admission.running = self.running
+        self._admission.start_empty(self.running)
         self._order = 0
         self._answered_at: float | None = None  # when the step before was answered, if others were under way then
 
@@ -71,11 +71,12 @@ class Scheduler:
     # -- requests
 
     def submit(self, request: Request, now: float) -> list[Event]:
-        refused = self._admission.refusal(request, len(self.sequences))
+        wait = self._admission.plain_wait(request.tenant)
+        refused = self._admission.refusal(request, len(self.sequences), wait)
         if refused is not None:
             return [refused]
         sequence = self.sequences.enter(request, now)
-        sequence.foreseen_wait = self._admission.plain_wait(request.tenant)
+        sequence.foreseen_wait = wait
         self._queue.push(sequence)
         if self._epoch is None:
             sequence.story.turn(Cause.SHARDS, now)

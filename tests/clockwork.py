@@ -80,9 +80,10 @@ class Life:
 
 class Clockwork:
     def __init__(self, policy: Policy, model: Model, num_blocks: int = 40_000, *, seed: int = 0, block_size: int = 16,
-                 latency: float = 0.0,
+                 latency: float = 0.0, foresee: bool = False,
                  luck: Callable[[random.Random], tuple[float, bool]] = lambda _: (1.0, False)) -> None:
         self.policy, self.model, self.luck = policy, model, luck
+        self.foresee = foresee
         self.latency = latency  # of every message, each way
         self.random = random.Random(seed)
         self.now = 0.0
@@ -128,7 +129,7 @@ class Clockwork:
             self._complete(self._under_way.popleft())
 
     def _submit(self, request: Request) -> None:
-        foreseen = self.core.predicted_wait(request.tenant)
+        foreseen = self.core.predicted_wait(request.tenant) if self.foresee else 0.0
         first = self.core.submit(request, self.now)[0]
         if isinstance(first, Entered):
             story = self.core.story(first.sequence) if self.core.num_unfinished else None

@@ -24,7 +24,8 @@ def wanted(rng: random.Random, prompt: Range, output: Range, timeout: float | No
 def waves(seed: int, policy: Policy, num_blocks: int, load: tuple[float, Range, Range]) -> list[Life]:
     """Twice the rate for twenty seconds, then half of it, and so on; those of the second half of the time that waited
     for more than a few steps."""
-    world, rng, at = Clockwork(policy, GPU_8B, num_blocks, seed=seed), random.Random(seed), 0.0
+    rng, at = random.Random(seed), 0.0
+    world = Clockwork(policy, GPU_8B, num_blocks, seed=seed, foresee=True)
     rate, prompt, output = load
     for _ in range(700):
         at += rng.expovariate(rate * (0.5 if int(at / 20) % 2 else 2.0))

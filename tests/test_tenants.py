@@ -66,7 +66,7 @@ def test_tenants_get_their_shares_though_one_asks_a_hundred_times_as_much(
         world.arrive(wanted(rng, tenant, output_of[tenant.name]), world.now)
 
     world.on_end = follow
-    for tenant in [other] * 40 + [flood] * 4000:  # forty wait, or run, at any time
+    for tenant in [other] * 30 + [flood] * 3000:  # thirty wait, or run, at any time
         world.arrive(wanted(rng, tenant, output_of[tenant.name]))
     world.run(until=lambda w: service.note() or len(w.taken) >= 5 * WINDOW)
     assert len(service.fairness()) >= 4

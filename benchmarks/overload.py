@@ -1,0 +1,141 @@
+"""When more comes than can be served: how fast the excess is refused, how long the rest waits, what is lost.
+
+A simulated shard, a router and this process, which is the load, talk over real gRPC and HTTP. First as much as can be
+served, then several times as much for a while. `python -P -m benchmarks.overload --help` tells the settings. The last
+line is JSON.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import Random
+from typing import Annotated, Any
+
+import aiohttp
+import cyclopts
+import uvloop
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from benchmarks.processes import HOST, serving
+from benchmarks.saved import hardware, save
+
+BATCH = 16
+OUTPUT = 64  # tokens of every answer
+SETTLED = 4.0  # seconds from the beginning that do not count
+ROUTER = {"max_batch_size": BATCH, "max_concurrent_requests": 100_000}
+
+
+@Parameter(name="*", negative="")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    times: Annotated[float, Parameter(validator=Number(gt=1))] = 5.0
+    "How many times as much as can be served."
+    seconds: Annotated[float, Parameter(validator=Number(gt=5))] = 20.0
+    "For how long."
+    max_queue_ms: Annotated[float, Parameter(validator=Number(gt=0))] = 1000.0
+    "The router's --max-queue-ms."
+    save: bool = False
+    "Keep what is printed under benchmarks/results."
+
+
+@dataclass(slots=True)
+class Seen:
+    """What came of all requests."""
+
+    began: float = field(default_factory=time.perf_counter)
+    waits: list[float] = field(default_factory=list)  # milliseconds until they started, of those who were served
+    ends: list[float] = field(default_factory=list)  # when answers came, in seconds from the beginning
+    refusals: list[float] = field(default_factory=list)  # milliseconds until the client heard of it
+    retry_after: list[int] = field(default_factory=list)
+
+    def rate(self, until: float) -> float:
+        """Tokens a second of answers that came between settling and then."""
+        return OUTPUT * sum(SETTLED <= end < until for end in self.ends) / (until - SETTLED)
+
+
+class Load:
+    def __init__(self, port: int, session: aiohttp.ClientSession) -> None:
+        self._url = f"http://{HOST}:{port}/generate"
+        self._session = session
+        self._random = Random(1)
+
+    async def ask(self, seen: Seen) -> None:
+        prompt = "".join(self._random.choices("abcdefgh ", k=self._random.randint(8, 32)))
+        body = {"inputs": f"say {prompt}", "parameters": {"max_new_tokens": OUTPUT}}
+        sent = time.perf_counter()
+        async with self._session.post(self._url, json=body) as answer:
+            await answer.read()
+            now = time.perf_counter()
+            if answer.status == 429:
+                seen.refusals.append(1e3 * (now - sent))
+                seen.retry_after.append(int(answer.headers["Retry-After"]))
+                return
+            answer.raise_for_status()
+            seen.waits.append(float(answer.headers["x-queue-time"]))
+            seen.ends.append(now - seen.began)
+
+    async def peak(self, seconds: float) -> float:
+        """Tokens a second when there is always somebody who waits, and nobody is refused."""
+        seen = Seen()
+
+        async def again() -> None:
+            while time.perf_counter() < seen.began + seconds:
+                await self.ask(seen)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2 * BATCH):
+                group.create_task(again())
+        return seen.rate(seconds)
+
+    async def flood(self, rate: float, seconds: float) -> Seen:
+        """So many requests a second, whatever becomes of them."""
+        seen = Seen()
+        async with asyncio.TaskGroup() as group:
+            at = 0.0
+            while at < seconds:
+                at += self._random.expovariate(rate)
+                await asyncio.sleep(max(0.0, seen.began + at - time.perf_counter()))
+                group.create_task(self.ask(seen))
+        return seen
+
+
+async def measure(settings: Settings) -> tuple[float, Seen]:
+    with serving(2, settings=ROUTER | {"max_queue_ms": settings.max_queue_ms}) as server:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            load = Load(server.port, session)
+            peak = await load.peak(SETTLED + 6.0)
+            return peak, await load.flood(settings.times * peak / OUTPUT, settings.seconds)
+
+
+def at(values: Sequence[float], part: float) -> float:
+    return sorted(values)[min(int(part * len(values)), len(values) - 1)]
+
+
+def bench(settings: Settings = Settings()) -> None:
+    """Refusals, waits and throughput with several times as many requests as can be served."""
+    peak, seen = uvloop.run(measure(settings))
+    share, date = seen.rate(settings.seconds) / peak, datetime.now(UTC).date().isoformat()
+    figures: dict[str, Any] = {
+        "throughput_share": round(share, 4), "refused": len(seen.refusals), "served": len(seen.waits),
+        "refusal_p50_ms": round(at(seen.refusals, .5), 2), "refusal_p99_ms": round(at(seen.refusals, .99), 2),
+        "wait_p50_ms": at(seen.waits, .5), "wait_p99_ms": at(seen.waits, .99),
+        "max_queue_ms": settings.max_queue_ms, "peak_tokens_per_second": round(peak, 1), "times": settings.times,
+        "seconds": settings.seconds, "date": date, "hardware": hardware()}
+    text = "\n".join([
+        f"{settings.times:g} times {peak:.0f} tokens/s for {settings.seconds:g} s: {100 * share:.1f} % of it served",
+        f"{len(seen.refusals)} refused, told after {figures['refusal_p50_ms']} ms (p99 {figures['refusal_p99_ms']}), "
+        f"to come back after {min(seen.retry_after)} to {max(seen.retry_after)} s",
+        f"{len(seen.waits)} served, started after {figures['wait_p50_ms']:.0f} ms (p99 {figures['wait_p99_ms']:.0f})",
+        json.dumps(figures)])
+    if settings.save:
+        save(date, "overload", text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    cyclopts.run(bench)
