@@ -39,12 +39,22 @@ def serve_command(*words: str, **given: Any) -> None:
     """Serve a model over HTTP. Without one a simulated model answers, with made-up words at the speed of a real one."""
     launch, router, shard = make_configs({**dict(zip(POSITIONAL, words, strict=False)), **given})
     model = find_model(launch.model_id, launch.revision, hub_cache(os.environ)) if launch.model_id else None
+    check_readable(router.api_keys)
     shard = replace(shard, memory=str(machine_file(os.environ, version("weft"))))
     with bind(router.hostname, router.port) as listener, tempfile.TemporaryDirectory(prefix="weft-") as folder:
         plan = make_plan(router, shard, launch.num_shard, checked(folder), model,
                          environment=large_pages(os.environ))
         text = banner(listener, launch.num_shard, model)
         asyncio.run(serve(plan, listener, lambda: print(text, flush=True), router.shutdown_timeout))
+
+
+def check_readable(api_keys: str) -> None:
+    """The router reads the keys when the model is loaded, which is late to hear of a name that was mistyped."""
+    try:
+        if api_keys:
+            os.close(os.open(api_keys, os.O_RDONLY))
+    except OSError as error:
+        raise Failed(f"cannot read {api_keys} (--api-keys): {error.strerror}") from error
 
 
 def checked(folder: str) -> str:

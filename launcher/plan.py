@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from launcher.model import Model
-from router.config import RouterConfig
+from router.config import API_KEY, RouterConfig
 from shard.config import ShardConfig
 
 
@@ -46,12 +46,14 @@ def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: 
     """One shard per rank, each with a socket in `folder` and `environment` beside what it inherits, and the router that
     drives them. Without a model the shards simulate one."""
     name, files = (model.name, model.folder) if model else ("", "")
+    config = asdict(router)
+    secrets = {API_KEY: config.pop("api_key")}  # whoever lists processes sees arguments, not environments
     shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{folder}/shard-{rank}.sock", model=files)
               for rank in range(num_shard)]
     return Plan(
         shards=tuple(Child(f"shard {item.rank}", python_module("shard.server"), asdict(item), environment)
                      for item in shards),
         router=Child("router", python_module("router"),
-                     {"config": asdict(router), "shards": [item.socket for item in shards], "model": name,
-                      "folder": files}),
+                     {"config": config, "shards": [item.socket for item in shards], "model": name, "folder": files},
+                     secrets),
         folder=folder)

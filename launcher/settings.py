@@ -14,7 +14,7 @@ from shard.config import ShardConfig, SimulatedConfig
 TGI_FLAGS = frozenset({
     "hostname", "port", "num_shard", "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens",
     "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size",
-    "waiting_served_ratio", "max_waiting_tokens", "payload_limit", "validation_workers",
+    "api_key", "waiting_served_ratio", "max_waiting_tokens", "payload_limit", "validation_workers",
     "model_id", "revision", "dtype"})
 FOREIGN_VARIABLES = frozenset({
     "HOSTNAME",   # shells and containers set it to the name of the machine

@@ -3,7 +3,8 @@
 The JSON object holds `config` (the fields of RouterConfig), `shards` (their addresses, by rank), for a real model its
 name (`model`) and where its files are (`folder`), and three descriptors that the process may have inherited:
 `listen_fd`, a bound socket; `ready_fd`, which gets the line `ready PORT` or `failed WHY`, and later `broken WHY` when
-the shards should be replaced; `parent_fd`, whose end-of-file says that the parent is gone.
+the shards should be replaced; `parent_fd`, whose end-of-file says that the parent is gone. Only the key that clients
+must send comes by a variable, WEFT_API_KEY.
 """
 
 import asyncio
@@ -21,12 +22,13 @@ from typing import Any
 
 import uvloop
 
-from router.config import RouterConfig
+from router.config import API_KEY, RouterConfig
 from router.engine import Engine
 from router.http.app import create_app
 from router.http.server import Server
 from router.model_files import read_tokenizer
 from router.shards import Shards, ShardsLost
+from router.tenants import Keys
 from router.tokenizer import byte_tokenizer
 from router.validation import Validator
 
@@ -46,9 +48,11 @@ class Order:
     parent_fd: int = -1
 
     @classmethod
-    def from_json(cls, text: str) -> "Order":
+    def from_json(cls, text: str, api_key: str = "") -> "Order":
+        """The key comes beside: it is no argument of the process, since others see those."""
         given: dict[str, Any] = json.loads(text)
-        return cls(**given | {"config": RouterConfig(**given["config"]), "shards": tuple(given["shards"])})
+        config = RouterConfig(**{"api_key": api_key, **given["config"]})
+        return cls(**given | {"config": config, "shards": tuple(given["shards"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class Running:
 
 
 async def start(order: Order) -> Running:
+    keys = Keys.of(order.config)
     tokenizer = read_tokenizer(Path(order.folder)) if order.folder else byte_tokenizer()
     shards = Shards(order.shards, order.config.shard_transport)
     engine = Engine(order.config, shards, tokenizer, lambda why: tell(order.ready_fd, f"broken {why}"))
@@ -79,7 +84,7 @@ async def start(order: Order) -> Running:
     except ValueError:
         await engine.stop()
         raise
-    running = Running(engine, validator, Server(create_app(engine, validator, order.config, order.model)))
+    running = Running(engine, validator, Server(create_app(engine, validator, order.config, keys, order.model)))
     try:
         port = await running.server.open(order.config.hostname, order.config.port, order.listen_fd)
     except OSError:
@@ -159,7 +164,7 @@ def tell(ready_fd: int, line: str) -> None:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s router %(levelname)s %(message)s")
     with suppress(asyncio.CancelledError):
-        raise SystemExit(uvloop.run(serve(Order.from_json(sys.argv[1]))))
+        raise SystemExit(uvloop.run(serve(Order.from_json(sys.argv[1], os.environ.get(API_KEY, "")))))
 
 
 if __name__ == "__main__":

@@ -8,14 +8,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
+from router.accounts import Account, Accounts
 from router.config import RouterConfig
 from router.delivery import Delivery
-from router.errors import Cancelled, GenerationFailed, NotReady, RequestError
-from router.events import Event, Failed, Finished, Produced
+from router.errors import Cancelled, GenerationFailed, NotReady, RequestError, TimedOut
+from router.events import Event, Expired, Failed, Finished, Produced
 from router.messages import Answer, AnswerRow
 from router.request import Request
 from router.scheduler import Scheduler
+from router.story import Story
 from router.stream import FailedEvent, Stream
 from router.tokenizer import Tokenizer
 
@@ -30,6 +33,7 @@ class Clients:
         self._tokenizer = tokenizer
         self._core = core
         self._wake = wake
+        self.accounts = Accounts()
         self._deliveries: dict[int, Delivery] = {}
         self._patience: dict[int, asyncio.TimerHandle] = {}  # with clients that do not read
         self._nobody = asyncio.Event()
@@ -42,20 +46,25 @@ class Clients:
         """Waits until nobody waits any more."""
         await self._nobody.wait()
 
-    def open(self, request: Request, number: int) -> Stream:
+    def open(self, request: Request, number: int, came: float | None = None) -> Stream:
         stream = Stream(
             request, self._config.slow_client_buffer, on_full=lambda: self._hold(number),
             on_drained=lambda: self._resume(number), on_leave=lambda: self._leave(number))
-        self._deliveries[number] = Delivery(request, stream, self._tokenizer, now())
+        story = self._story(number)
+        account = Account(request.id, request.tenant.name, len(request.prompt),
+                          story.began if came is None else came, story)
+        self.accounts.open(account)
+        self._deliveries[number] = Delivery(request, stream, self._tokenizer, account)
         self._nobody.clear()
         return stream
 
-    # -- from the shards and the core
+    def _story(self, number: int) -> Story:
+        """Who can never fit was over as soon as it came, and the core knows it no more."""
+        with suppress(KeyError):
+            return self._core.story(number)
+        return Story(now())
 
-    def started(self, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            delivery = self._deliveries[number]
-            delivery.started = delivery.started or now()
+    # -- from the shards and the core
 
     def read(self, answer: Answer) -> dict[int, int]:
         """Make text of an answer; returns whose text just met a stop string, and how many of the tokens count."""
@@ -86,10 +95,12 @@ class Clients:
                 for number in event.counts:
                     if (delivery := self._deliveries.get(number)) is not None:
                         delivery.deliver()
+            elif isinstance(event, Expired):
+                self.fail(event.sequence, TimedOut(event.reason))
             elif isinstance(event, Failed):
                 self.fail(event.sequence, GenerationFailed(event.reason))
             elif isinstance(event, Finished) and (delivery := self._deliveries.get(event.sequence)) is not None:
-                delivery.finish(event.reason, now())
+                delivery.finish(event.reason)
                 self._close(event.sequence)
 
     def fail(self, number: int, error: RequestError) -> None:
@@ -124,7 +135,8 @@ class Clients:
         self._close(number)
 
     def _close(self, number: int) -> None:
-        self._deliveries.pop(number, None)
+        if (delivery := self._deliveries.pop(number, None)) is not None:
+            self.accounts.close(delivery.account, now())
         if (patience := self._patience.pop(number, None)) is not None:
             patience.cancel()
         if not self._deliveries:

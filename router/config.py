@@ -6,17 +6,26 @@ Knows nothing of how a setting is given; `launcher/cli.py` makes flags of the fi
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+API_KEY = "WEFT_API_KEY"  # the variable in which a router finds its key: its arguments are seen by others
+
 
 def setting(default: Any, help_text: str, *, low: float | None = None, high: float | None = None,
-            choices: tuple[str, ...] = ()) -> Any:
+            choices: tuple[str, ...] = (), secret: bool = False) -> Any:
     """A dataclass field with what the command line, the check and the documentation need to know about it."""
-    return field(default=default, metadata={"help": help_text, "low": low, "high": high, "choices": choices})
+    rules = {"help": help_text, "low": low, "high": high, "choices": choices}
+    return field(default=default, metadata=rules, repr=not secret)
 
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
     hostname: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
     port: int = setting(3000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
+    api_key: str = setting(
+        "", "Key that clients must send, as `Authorization: Bearer KEY`. Other users of the machine see command lines, "
+        "so give it by its variable, or use --api-keys.", secret=True)
+    api_keys: str = setting(
+        "", "JSON file with the keys that clients may send: for each its tenant, with weight and limits. The page of "
+        "the router shows one.")
     max_concurrent_requests: int = setting(
         128, "Requests in the house, waiting and running; the next one is refused with 429.", low=1)
     max_queue_requests: int | None = setting(

@@ -1,4 +1,4 @@
-"""The way of one request's tokens from ids to its client's mailbox: text, stop strings, times.
+"""The way of one request's tokens from ids to its client's mailbox: text, stop strings, the end.
 
 Knows nothing of batches or shards. A row of an answer is read first, so that the core learns of stop strings, and
 delivered when the core has said how many of its tokens count.
@@ -6,6 +6,7 @@ delivered when the core has said how many of its tokens count.
 
 from collections.abc import Sequence as Rows
 
+from router.accounts import Account
 from router.messages import AnswerRow, PromptLogprobs
 from router.request import FinishReason, Request
 from router.stopping import StopStrings, count_tokens
@@ -14,15 +15,13 @@ from router.tokenizer import Tokenizer
 
 
 class Delivery:
-    def __init__(self, request: Request, stream: Stream, tokenizer: Tokenizer, now: float) -> None:
+    def __init__(self, request: Request, stream: Stream, tokenizer: Tokenizer, account: Account) -> None:
         self.request = request
         self.stream = stream
-        self.submitted = now
-        self.started: float | None = None
+        self.account = account
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer(request.prompt)
         self._stop_strings = StopStrings(request.stop_strings) if request.stop_strings else None
-        self._num_tokens = 0
         self._num_prompt_logprobs = 1  # the first token has none
         self._special = tokenizer.special
         self._row: list[TokenEvent] = []  # what was read last
@@ -48,11 +47,12 @@ class Delivery:
         """The row that was read counts: as far as it was read, since both follow the same rule."""
         for event in self._row:
             self.stream.put(event)
-        self._num_tokens += len(self._row)
+        self.account.num_generated += len(self._row)
 
     def _counted(self, tokens: Rows[int]) -> Rows[int]:
         """What comes after an end token or beyond the length is no text of ours. A first token always counts."""
-        return tokens if len(tokens) == 1 else tokens[:count_tokens(self.request, self._num_tokens, tokens, None)[0]]
+        known = self.account.num_generated
+        return tokens if len(tokens) == 1 else tokens[:count_tokens(self.request, known, tokens, None)[0]]
 
     def deliver_prompt(self, logprobs: PromptLogprobs) -> None:
         """A prompt that ran anew after a yield or a loss is told only once."""
@@ -62,12 +62,11 @@ class Delivery:
             self.stream.put(PromptEvent(known, fresh))
             self._num_prompt_logprobs += len(fresh)
 
-    def finish(self, reason: FinishReason, now: float) -> None:
+    def finish(self, reason: FinishReason) -> None:
         if self._text_end is None:
             self._text.append(self._detokenizer.finish())
-        started = self.submitted if self.started is None else self.started
-        self.stream.put(FinishedEvent(reason, "".join(self._text)[:self._text_end], self._num_tokens,
-                                      started - self.submitted, now - started))
+        text = "".join(self._text)[:self._text_end]
+        self.stream.put(FinishedEvent(reason, text, self.account.num_generated, self.account.story))
 
     def _top_tokens(self, pairs: Rows[tuple[int, float]]) -> tuple[TopToken, ...]:
         tokenizer = self._tokenizer

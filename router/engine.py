@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from router import wire
+from router.accounts import Account
+from router.alarm import Alarm
 from router.clients import Clients
 from router.config import RouterConfig
 from router.errors import NotReady, Overloaded
 from router.events import Entered, Event, Refused
-from router.messages import Answer, ModelFacts, Plan, Prefill
+from router.messages import Answer, ModelFacts, Plan
 from router.policy import Policy, without_effect
-from router.request import Request
+from router.request import Request, Tenant
 from router.scheduler import Scheduler
 from router.shards import Shards, ShardsLost
 from router.stream import Stream
@@ -56,6 +58,8 @@ class Engine:
         shards.on_gone = self._wake.set
         self._epoch = 0
         self._defects: deque[float] = deque(maxlen=DEFECTS)
+        self._events: list[Event] = []  # that nobody was told of yet
+        self._alarm = Alarm(self._expire)
 
     # -- for those who serve
 
@@ -80,12 +84,14 @@ class Engine:
         """Whoever is still served fails; nothing is left behind."""
         self._loop.cancel()
         await asyncio.gather(self._loop, return_exceptions=True)
+        self._alarm.cancel()
         self._forget_answers()
         self.is_ready = False
         self._clients.fail_everyone("the server is shutting down")
         await self._shards.close()
 
-    def submit(self, request: Request) -> Stream:
+    def submit(self, request: Request, came: float | None = None) -> Stream:
+        """`came` is when the client began to ask, if that was before now."""
         if self._loop.done():
             raise NotReady("the server is shutting down")
         events = self._core.submit(request, now())
@@ -93,13 +99,22 @@ class Engine:
         if isinstance(first, Refused):
             raise Overloaded(first.reason, first.retry_after)
         assert isinstance(first, Entered)
-        stream = self._clients.open(request, first.sequence)
+        stream = self._clients.open(request, first.sequence, came)
         self._clients.tell(events[1:])
+        self._alarm.set(self._core.wake_at)
         self._wake.set()
         return stream
 
     def is_healthy(self) -> bool:
         return self.is_ready and not self._loop.done()
+
+    def account(self, request_id: str) -> Account | None:
+        """What can be told of a request that is served, or was of late."""
+        return self._clients.accounts.get(request_id)
+
+    def may_use(self, request_id: str, tenant: Tenant) -> bool:
+        """Whether a new request of this tenant may be known by this id."""
+        return self._clients.accounts.may_use(request_id, tenant)
 
     @property
     def num_unfinished(self) -> int:
@@ -125,11 +140,11 @@ class Engine:
         self._send_plans()
         while True:
             while self._under_way and self._under_way[0].answer.done():
-                events = self._receive(self._under_way.popleft())
+                self._events += self._receive(self._under_way.popleft())
                 self._send_plans()
                 # The next messages leave before the tokens of this answer are rendered: shards wait, clients need not.
                 await asyncio.sleep(0)
-                self._clients.tell(events)
+                self._tell()
             if self._shards.is_gone and not self._under_way:
                 raise ShardsLost(Loss.DEATH, "a shard went away while there was nothing to do")
             await self._wake.wait()
@@ -139,11 +154,19 @@ class Engine:
     def _send_plans(self) -> None:
         while (plan := self._core.plan(now())) is not None:
             self._send(plan)
+        self._alarm.set(self._core.wake_at)
+
+    def _tell(self) -> None:
+        events, self._events = self._events, []
+        self._clients.tell(events)
+
+    def _expire(self) -> None:
+        """Time ran out for somebody, whatever the loop waits for. What was there to tell before is told before."""
+        self._events += self._core.expire(now())
+        self._tell()
+        self._alarm.set(self._core.wake_at)
 
     def _send(self, plan: Plan) -> None:
-        for message in plan.messages:
-            if isinstance(message, Prefill):
-                self._clients.started(newcomer.sequence for newcomer in message.newcomers)
         ahead = sum(other.plan.seconds for other in self._under_way)
         answer = self._shards.send(wire.encode(plan), ahead + self._step_timeout(plan))
         answer.add_done_callback(self._answered)
@@ -170,6 +193,7 @@ class Engine:
         if not loop.cancelled():
             log.critical("the engine's loop failed", exc_info=loop.exception())
             self.is_ready = False
+            self._alarm.cancel()
             self._clients.fail_everyone("the server failed")
 
     # -- shards
@@ -192,7 +216,9 @@ class Engine:
     async def _recover(self, lost: ShardsLost) -> None:
         log.warning("the shards are lost (%s): %s", lost.loss.name.lower(), lost)
         self.is_ready = False
-        self._clients.tell(self._core.shards_lost(now(), lost.loss))
+        self._events += self._core.shards_lost(now(), lost.loss)
+        self._tell()
+        self._alarm.set(self._core.wake_at)
         self._judge(lost)
         await self._settle_answers()
         while not self.is_ready:

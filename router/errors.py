@@ -5,6 +5,7 @@
     ├── Overloaded           refused at the door; `retry_after` seconds from now is worth another try
     ├── NotReady             the shards are not there (yet, or any more)
     ├── GenerationFailed     the request was accepted and failed on a shard
+    ├── TimedOut             the time that its client gave it ran out before it had a token
     └── Cancelled            the client left, or was too slow to read
 
 The dialects give each a status and a shape; nobody below them knows either.
@@ -30,6 +31,10 @@ class NotReady(RequestError):
 
 
 class GenerationFailed(RequestError):
+    pass
+
+
+class TimedOut(RequestError):
     pass
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from router.errors import Cancelled, RequestError
 from router.request import FinishReason, Request
+from router.story import Story
 
 # About what rendering adds to the text; only a measure for what a slow reader makes us keep.
 TOKEN_BYTES = 128
@@ -43,13 +44,12 @@ class PromptEvent:
 
 @dataclass(slots=True)
 class FinishedEvent:
-    """The end. Put together with the last token, so that both are taken at once."""
+    """The end. Put together with the last token, so that both are taken at once; time may run out without one."""
 
     reason: FinishReason
     text: str  # the whole visible text: without special tokens, up to and including a stop string
     num_tokens: int
-    queue_seconds: float
-    inference_seconds: float
+    story: Story
 
 
 @dataclass(slots=True)

@@ -1,31 +1,30 @@
-"""Makes a `Request` of what a client wants: checks every limit once and tokenises off the event loop.
+"""Makes a `Request` of what a client wants: checks every limit once, and has the prompt tokenised.
 
 The only place that makes a Request, for every dialect. Knows nothing of HTTP or JSON; messages name the parameters as
 the TGI dialect does.
 """
 
-import asyncio
 import hashlib
 import math
 import secrets
 import struct
-from concurrent.futures import ThreadPoolExecutor
+import time
 from dataclasses import dataclass
-from typing import Self
 
 from router.config import RouterConfig
-from router.errors import InvalidRequest, Overloaded
+from router.errors import InvalidRequest, TimedOut
+from router.hashing import namespace
 from router.messages import ModelFacts
-from router.request import Request, SamplingParams
+from router.prompts import Limits, Prompt, Prompts, Text
+from router.request import ANYONE, Request, SamplingParams, Tenant
 from router.tokenizer import Tokenizer
 
-# Of `max_new_tokens` so much must fit behind the prompt; what goes beyond is cut to what is left, and ends with
-# `length`. Clients of TGI rely on asking for more than there is.
-MUST_FIT = 1024
-# Characters that are tokenised in less time than a thread takes to hear of them.
-SHORT_PROMPT = 512
 # Every token's text is searched for stop strings, in time proportional to the longest.
 MAX_STOP_CHARACTERS = 1024
+MAX_SALT_CHARACTERS = 256
+MOST_PRIORITY = 10
+NO_ADAPTER = ""  # its place among those who share; adapters do not exist yet
+now = time.monotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +50,11 @@ class Wanted:
     prompt_logprobs: bool = False
     grammar: object = None
     adapter: str | None = None
+    cache_salt: str | None = None  # only requests with the same one share cached prompts
+    priority: int = 0
+    tenant: Tenant = ANYONE
+    request_id: str | None = None
+    deadline: float | None = None  # of time.monotonic
 
     @property
     def samples(self) -> bool:
@@ -67,52 +71,35 @@ class Choice:
     seed: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The most tokens in a prompt and in a request: as configured, or as model and cache allow."""
-
-    max_input_tokens: int
-    max_total_tokens: int
-
-    @classmethod
-    def of(cls, config: RouterConfig, facts: ModelFacts) -> Self:
-        # A step that may yield several tokens needs places for all of them, also those that are under way.
-        spare = config.look_ahead * (facts.tokens_per_step - 1)
-        fits = min(facts.max_positions, facts.num_blocks * facts.block_size - spare)
-        total = config.max_total_tokens or fits
-        if total > fits:
-            raise ValueError(f"--max-total-tokens is {total}, but model and cache can hold {fits} tokens; lower it")
-        prompt = config.max_input_tokens or total - 1
-        if prompt >= total:
-            raise ValueError(f"--max-input-tokens is {prompt}, it must be below --max-total-tokens ({total})")
-        return cls(max_input_tokens=prompt, max_total_tokens=total)
-
-
 class Validator:
     """Close it to end its threads."""
 
     def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer) -> None:
-        self.limits = Limits.of(config, facts)
         self.tokenizer = tokenizer
+        self._prompts = Prompts(config, facts, tokenizer)
         self._config = config
         self._facts = facts
         # Those that the model can say: to shards others are no tokens.
         self._end_tokens = frozenset(token for token in tokenizer.end_tokens if token < facts.vocabulary_size)
-        self._threads = ThreadPoolExecutor(config.validation_workers, thread_name_prefix="tokenizer")
-        self._num_waiting = 0
 
     async def choices(self, wanted: Wanted) -> list[Choice]:
-        """The requests for what is wanted, one for each of `best_of`. Raises InvalidRequest or Overloaded."""
+        """The requests for what is wanted, one for each of `best_of`. Raises InvalidRequest, Overloaded or
+        TimedOut."""
         sampling = self._check(wanted)
-        prompt = await self._tokenised(wanted)
+        space = self._namespace(wanted)
+        prompt = await self._prompts.of(Text(wanted.prompt, wanted.truncate, wanted.max_new_tokens, space))
         if wanted.grammar is not None:
             raise InvalidRequest("`grammar` is given, but this model is served without grammars; leave it out")
         if wanted.adapter is not None:
             raise InvalidRequest("`adapter_id` is given, but this model is served without adapters; leave it out")
         return [self._choice(wanted, sampling, prompt, index) for index in range(wanted.best_of or 1)]
 
+    @property
+    def limits(self) -> Limits:
+        return self._prompts.limits
+
     def close(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        self._prompts.close()
 
     def _check(self, wanted: Wanted) -> SamplingParams:
         """All that can be said before the prompt is tokenised, in TGI's order."""
@@ -126,6 +113,10 @@ class Validator:
         self._check_top_n_tokens(sampling.top_n_tokens)
         check_text("inputs", wanted.prompt)
         self._check_truncate(wanted.truncate)
+        self._check_cache_salt(wanted.cache_salt)
+        if abs(wanted.priority) > MOST_PRIORITY:
+            raise InvalidRequest(f"`priority` must be at least {-MOST_PRIORITY} and at most {MOST_PRIORITY}, "
+                                 f"got {wanted.priority}")
         return sampling
 
     def _check_best_of(self, wanted: Wanted) -> None:
@@ -176,51 +167,54 @@ class Validator:
         if value is not None and not 1 <= value <= limit:
             raise InvalidRequest(f"`truncate` must be at least 1 and at most {limit} (--max-input-tokens), got {value}")
 
-    async def _tokenised(self, wanted: Wanted) -> tuple[int, ...]:
-        if len(wanted.prompt) <= SHORT_PROMPT:
-            return self._tokenise(wanted)
-        if self._num_waiting >= self._config.max_concurrent_requests:
-            raise Overloaded(f"{self._num_waiting} prompts wait to be tokenised (--max-concurrent-requests)")
-        self._num_waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._tokenise, wanted)
-        finally:
-            self._num_waiting -= 1
+    def _check_cache_salt(self, salt: str | None) -> None:
+        if salt is not None:
+            check_text("cache_salt", salt)
+            if len(salt) > MAX_SALT_CHARACTERS:
+                raise InvalidRequest(f"`cache_salt` must have at most {MAX_SALT_CHARACTERS} characters, "
+                                     f"got {len(salt)}")
 
-    def _tokenise(self, wanted: Wanted) -> tuple[int, ...]:
-        encoding = self.tokenizer.encoding(wanted.prompt, last=wanted.truncate)
-        self._check_length(len(encoding), wanted.max_new_tokens)
-        prompt = tuple(encoding.ids)
-        if max(prompt) >= self._facts.vocabulary_size:
-            raise InvalidRequest(f"`inputs` holds token {max(prompt)}; this model knows those below "
-                                 f"{self._facts.vocabulary_size}")
-        return prompt
+    def _namespace(self, wanted: Wanted) -> bytes:
+        """Who may share what is cached of a prompt (--cache-scope)."""
+        if self._config.cache_scope == "off":
+            return b""
+        tenant = wanted.tenant.name if self._config.cache_scope == "tenant" else ""
+        return namespace(tenant, NO_ADAPTER, wanted.cache_salt or "")
 
-    def _check_length(self, num_tokens: int, max_new_tokens: int | None) -> None:
-        limit, total = self.limits.max_input_tokens, self.limits.max_total_tokens
-        if num_tokens == 0:
-            raise InvalidRequest("`inputs` must hold at least one token, got none")
-        if max_new_tokens is not None and num_tokens + min(max_new_tokens, MUST_FIT) > total:
-            raise InvalidRequest(f"`inputs` ({num_tokens} tokens) and `max_new_tokens` ({max_new_tokens}) must be at "
-                                 f"most {total} together (--max-total-tokens); shorten one, or set `truncate`")
-        if num_tokens > limit:
-            raise InvalidRequest(f"`inputs` must have at most {limit} tokens (--max-input-tokens), got {num_tokens}; "
-                                 "shorten it, or set `truncate`")
-
-    def _choice(self, wanted: Wanted, sampling: SamplingParams, prompt: tuple[int, ...], index: int) -> Choice:
-        left = self.limits.max_total_tokens - len(prompt)
+    def _choice(self, wanted: Wanted, sampling: SamplingParams, prompt: Prompt, index: int) -> Choice:
+        left = self.limits.max_total_tokens - len(prompt.tokens)
         seed = chosen_seed(wanted.seed) if sampling.temperature else None
         request = Request(
-            id=secrets.token_hex(16),
-            prompt=prompt,
+            id=choice_id(wanted.request_id or secrets.token_hex(16), index),
+            prompt=prompt.tokens,
             max_new_tokens=left if wanted.max_new_tokens is None else min(wanted.max_new_tokens, left),
             key=0 if seed is None else draw_key(seed, 0 if wanted.seed is None else index),
             sampling=sampling,
             end_tokens=frozenset() if wanted.ignore_eos else self._end_tokens,
             stop_strings=wanted.stop_strings,
             prompt_logprobs=wanted.prompt_logprobs,
+            priority=wanted.priority,
+            tenant=wanted.tenant,
+            timeout=time_left(wanted.deadline),
+            namespace=prompt.namespace,
+            block_hashes=prompt.block_hashes,
         )
         return Choice(request, seed)
+
+
+def choice_id(request_id: str, index: int) -> str:
+    """The first choice has the id that the client knows."""
+    return f"{request_id}-{index + 1}" if index else request_id
+
+
+def time_left(deadline: float | None) -> float | None:
+    """Checking and tokenising took some of it."""
+    if deadline is None:
+        return None
+    left = deadline - now()
+    if left <= 0:
+        raise TimedOut("its time ran out before it was tokenised")
+    return left
 
 
 def chosen_seed(given: int | None) -> int:

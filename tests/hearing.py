@@ -7,6 +7,7 @@ from typing import Any
 from world import expected_tokens
 
 from router.request import FinishReason, Request
+from router.story import Cause, Story
 from router.stream import FailedEvent, FinishedEvent, PromptEvent, Stream, TokenEvent
 from shard.config import SimulatedConfig
 
@@ -31,6 +32,15 @@ def expected(request: Request, model: SimulatedConfig) -> tuple[list[int], str, 
         if len(said) < request.max_new_tokens and text.endswith(request.stop_strings or ("\0",)):
             return said, text, FinishReason.STOP_STRING
     return said, text, FinishReason.LENGTH
+
+
+def lived(queue: float = 0.0, prefill: float = 0.0, decode: float = 0.0) -> Story:
+    """The story of a request that is over and spent its seconds so."""
+    story = Story(0.0)
+    story.turn(Cause.PREFILL, queue)
+    story.turn(Cause.DECODE, queue + prefill)
+    story.end(queue + prefill + decode)
+    return story
 
 
 @dataclass(slots=True)

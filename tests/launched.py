@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 WEFT = Path(sys.executable).parent / "weft"
@@ -43,6 +44,14 @@ class Weft:
     def info(self) -> dict[str, Any]:
         with urlopen(f"{self.url}/info") as response:
             return dict(json.load(response))
+
+    def status(self, path: str, key: str = "") -> int:
+        """Of a GET with this key."""
+        try:
+            with urlopen(Request(self.url + path, headers={"Authorization": f"Bearer {key}"})) as response:
+                return int(response.status)
+        except HTTPError as error:
+            return error.code
 
     def pids(self, module: str) -> list[int]:
         """Our child processes that run this module, in the order in which they were started."""

@@ -27,6 +27,7 @@ from router.http.app import create_app
 from router.http.server import Server
 from router.request import Request
 from router.stream import Stream
+from router.tenants import Keys
 from router.tokenizer import byte_tokenizer
 from router.validation import Validator
 from shard.config import ShardConfig, SimulatedConfig
@@ -164,7 +165,7 @@ class Served(Weft):
     async def start(self) -> None:
         await super().start()
         self.validator = Validator(self.config, self.engine.facts, self.tokenizer)
-        self.server = Server(create_app(self.engine, self.validator, self.config))
+        self.server = Server(create_app(self.engine, self.validator, self.config, Keys.of(self.config)))
         # Small buffers in the kernel, so that a client that does not read is noticed after few bytes.
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

@@ -9,15 +9,23 @@ from aiohttp.typedefs import Handler
 from router.config import RouterConfig
 from router.errors import Cancelled
 from router.http.errors import Told
+from router.http.headers import identity
+from router.http.keys import check_keys
+from router.http.requests import Requests
 from router.http.tgi import Engine, Tgi
+from router.tenants import Keys
 from router.validation import Validator
 
+KEPT_HEADERS = ("Allow", "WWW-Authenticate")
 
-def create_app(engine: Engine, validator: Validator, config: RouterConfig, model: str = "") -> web.Application:
+
+def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys: Keys,
+               model: str = "") -> web.Application:
     """`model` is the name that clients see; by default what the shards call it."""
     # aiohttp refuses bodies that reach its limit, ours may be reached.
-    app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[tell_errors])
+    app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[tell_errors, check_keys(keys)])
     app.add_routes(Tgi(engine, validator, config, model or engine.facts.model).routes())
+    app.add_routes(Requests(engine).routes())
     return app
 
 
@@ -27,15 +35,19 @@ async def tell_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         return await handler(request)
     except (Cancelled, ConnectionError):
         return cut_off(request)
-    except web.HTTPRequestEntityTooLarge:
-        limit = request.client_max_size - 1
-        return Told(413, "payload_too_large", f"the body must have at most {limit} bytes (--payload-limit)").response()
-    except web.HTTPException as error:
-        answer = Told.of(error).response()
-        answer.headers.update({"Allow": error.headers["Allow"]} if "Allow" in error.headers else {})
-        return answer
     except Exception as error:
-        return Told.of(error).response()
+        answer = told(request, error).response()
+        answer.headers.update(identity(request))
+        if isinstance(error, web.HTTPException):
+            answer.headers.update({name: error.headers[name] for name in KEPT_HEADERS if name in error.headers})
+        return answer
+
+
+def told(request: web.Request, error: Exception) -> Told:
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        limit = request.client_max_size - 1
+        return Told(413, "payload_too_large", f"the body must have at most {limit} bytes (--payload-limit)")
+    return Told.of(error)
 
 
 def cut_off(request: web.Request) -> web.Response:

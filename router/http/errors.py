@@ -10,7 +10,7 @@ from math import ceil
 
 from aiohttp import web
 
-from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded
+from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded, TimedOut
 
 logger = logging.getLogger(__name__)
 
@@ -20,10 +20,12 @@ KINDS: dict[type[Exception], tuple[int, str, str]] = {
     Overloaded: (429, "overloaded", "Model is overloaded: "),
     NotReady: (503, "overloaded", "Model is not ready: "),
     GenerationFailed: (424, "generation", "Request failed during generation: "),
+    TimedOut: (408, "timeout", "Request timed out: "),
 }
 # What is found before a request is understood.
 TYPES_BY_STATUS = {
     400: "bad_request",
+    401: "unauthorized",
     404: "not_found",
     405: "method_not_allowed",
     413: "payload_too_large",

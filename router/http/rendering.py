@@ -14,6 +14,7 @@ from router.stream import Event, FailedEvent, FinishedEvent, PromptEvent, Stream
 from router.tokenizer import Tokenizer
 from router.validation import Choice
 
+NO_TOKEN = TokenEvent(0, "", 0.0, special=True)  # stands where an end comes without one
 UNFINISHED = '"generated_text":null,"details":null'
 
 
@@ -36,7 +37,8 @@ def seed_json(seed: int | None) -> str:
 
 
 class Streaming:
-    """The events of one request, rendered burst by burst. The last token's event carries the end."""
+    """The events of one request, rendered burst by burst. The last token's event carries the end; so does an
+    empty special token when time ran out without one."""
 
     __slots__ = ("_choice", "_details", "_index", "_prefix", "ended")
 
@@ -56,7 +58,10 @@ class Streaming:
                 self._index += 1
                 parts.append(self._event(event, UNFINISHED))
             elif type(event) is FinishedEvent:
-                assert token is not None, "the end comes with the last token"
+                if token is None:
+                    token = NO_TOKEN
+                    self._index += 1
+                    parts.append("")
                 parts[-1] = self._event(token, self._end(event))
                 self.ended = True
             elif type(event) is FailedEvent:

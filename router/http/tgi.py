@@ -10,20 +10,22 @@ from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import ExitStack
 from importlib.metadata import version
 from json.encoder import encode_basestring_ascii as quoted
-from time import perf_counter as clock
+from time import monotonic as clock
 from typing import Annotated, Any, Protocol
 
 from aiohttp import web
 from pydantic import FailFast, Field
 
+from router.accounts import Account
 from router.config import RouterConfig
 from router.errors import Cancelled, InvalidRequest
 from router.http.body import Foreign, read_body
 from router.http.errors import Told
+from router.http.headers import Caller, identity, timings
 from router.http.rendering import Answer, Collector, Streaming, error_event
 from router.http.sse import EventStream, Outbox, Pump, event_stream
 from router.messages import ModelFacts
-from router.request import Request
+from router.request import Request, Tenant
 from router.stream import Stream
 from router.validation import Choice, Validator, Wanted
 
@@ -38,7 +40,11 @@ class Engine(Protocol):
     @property
     def facts(self) -> ModelFacts: ...
 
-    def submit(self, request: Request) -> Stream: ...
+    def submit(self, request: Request, came: float | None = None) -> Stream: ...
+
+    def account(self, request_id: str) -> Account | None: ...
+
+    def may_use(self, request_id: str, tenant: Tenant) -> bool: ...
 
     def is_healthy(self) -> bool: ...
 
@@ -65,6 +71,8 @@ class Parameters(Foreign):
     top_n_tokens: Unsigned32 | None = None
     grammar: Any = None
     adapter_id: str | None = None
+    cache_salt: str | None = None
+    priority: Integer32 = 0
 
 
 class Generate(Foreign):
@@ -72,12 +80,13 @@ class Generate(Foreign):
 
     inputs: str
     parameters: Parameters = Field(default_factory=lambda: Parameters(do_sample=True))
+    cache_salt: str | None = None  # where servers of other dialects have it
 
     @property
     def prefix(self) -> str:
         return self.inputs if self.parameters.return_full_text else ""
 
-    def wanted(self) -> Wanted:
+    def wanted(self, caller: Caller) -> Wanted:
         given = self.parameters
         return Wanted(
             prompt=self.inputs,
@@ -98,7 +107,18 @@ class Generate(Foreign):
             prompt_logprobs=given.decoder_input_details,
             grammar=given.grammar,
             adapter=given.adapter_id,
+            cache_salt=self._cache_salt(),
+            priority=given.priority,
+            tenant=caller.tenant,
+            request_id=caller.request_id,
+            deadline=caller.deadline,
         )
+
+    def _cache_salt(self) -> str | None:
+        given = {self.cache_salt, self.parameters.cache_salt} - {None}
+        if len(given) > 1:
+            raise InvalidRequest("`cache_salt` is given twice, with different values; give it once")
+        return given.pop() if given else None
 
     def check_streamable(self) -> None:
         if self.parameters.best_of not in {None, 1}:
@@ -125,20 +145,23 @@ class Tgi:
         ]
 
     async def generate(self, request: web.Request) -> web.Response:
-        began = clock()
+        caller = Caller.of(request, self._engine)
         asked = await read_body(request, Generate)
-        choices = await self._validator.choices(asked.wanted())
+        choices = await self._validator.choices(asked.wanted(caller))
         validated = clock()
-        best, *others = await self._answers(choices)
-        headers = self._headers(asked) | timings(best, validated - began, clock() - began)
+        best, *others = await self._answers(choices, caller)
+        headers = (self._headers(asked) | identity(request)
+                   | timings(best, validated - caller.came, clock() - caller.came))
         body = self._answer_json(asked, best, others).encode()
         return web.Response(body=body, headers=headers, content_type="application/json")
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
+        caller = Caller.of(request, self._engine)
         asked = await read_body(request, Generate)
-        async with event_stream(request, self._headers(asked), self._config.slow_client_timeout) as out:
+        headers = self._headers(asked) | identity(request)
+        async with event_stream(request, headers, self._config.slow_client_timeout) as out:
             try:
-                await self._stream(asked, out)
+                await self._stream(asked, caller, out)
             except (Cancelled, ConnectionError):
                 out.cut()
             except Exception as error:
@@ -177,23 +200,23 @@ class Tgi:
             "docker_label": None,
         }).encode())
 
-    async def _stream(self, asked: Generate, out: EventStream) -> None:
+    async def _stream(self, asked: Generate, caller: Caller, out: EventStream) -> None:
         asked.check_streamable()
-        [choice] = await self._validator.choices(asked.wanted())
+        [choice] = await self._validator.choices(asked.wanted(caller))
         rendering = Streaming(choice, asked.parameters.details, asked.prefix)
-        stream = self._engine.submit(choice.request)
+        stream = self._engine.submit(choice.request, caller.came)
         stream.cut = out.cut
         try:
             await Pump(stream, rendering, out, self._outbox).run()
         finally:
             stream.close()
 
-    async def _answers(self, choices: Sequence[Choice]) -> list[Answer]:
+    async def _answers(self, choices: Sequence[Choice], caller: Caller) -> list[Answer]:
         """Of all choices, the best first. When one fails or the client leaves, all are given up."""
         with ExitStack() as leaving:
             streams = []
             for choice in choices:
-                streams.append(self._engine.submit(choice.request))
+                streams.append(self._engine.submit(choice.request, caller.came))
                 leaving.callback(streams[-1].close)
             answers = await together(Collector(*pair).answer() for pair in zip(streams, choices, strict=True))
         return sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)
@@ -222,21 +245,3 @@ async def together(collecting: Iterable[Coroutine[None, None, Answer]]) -> list[
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
-
-
-def timings(answer: Answer, validation_seconds: float, total_seconds: float) -> dict[str, str]:
-    end = answer.end
-    return {
-        "x-compute-time": str(total_seconds),
-        "x-total-time": milliseconds(total_seconds),
-        "x-validation-time": milliseconds(validation_seconds),
-        "x-queue-time": milliseconds(end.queue_seconds),
-        "x-inference-time": milliseconds(end.inference_seconds),
-        "x-time-per-token": milliseconds(end.inference_seconds / max(end.num_tokens, 1)),
-        "x-prompt-tokens": str(len(answer.choice.request.prompt)),
-        "x-generated-tokens": str(end.num_tokens),
-    }
-
-
-def milliseconds(seconds: float) -> str:
-    return str(int(seconds * 1000))

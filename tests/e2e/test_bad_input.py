@@ -39,6 +39,9 @@ MISUNDERSTOOD = {
     "a number too large for its field": (with_parameters(f'"max_new_tokens": {2**32}'), 422),
     "a number too large for any": (with_parameters(f'"seed": {10**400}'), 422),
     "a number that overflows": (with_parameters('"temperature": 1e999'), 422),
+    "a priority that is a word": (with_parameters('"priority": "high"'), 422),
+    "a priority without end": (with_parameters(f'"priority": {10**30}'), 422),
+    "a salt that is a number": ('{"inputs": "a loom", "cache_salt": 5}', 422),
     "depth": ('{"inputs": ' + "[" * 100_000, 400),
     "10 MB": (json.dumps({"inputs": "x" * 10_000_000}), 413),
     "10 MB of nothing": (b"\0" * 10_000_000, 413),
@@ -63,6 +66,10 @@ NOT_ALLOWED = {
     "an empty stop string": with_parameters('"stop": [""]'),
     "too many candidates": with_parameters('"top_n_tokens": 6'),
     "too many choices": with_parameters('"best_of": 3'),
+    "a priority above all": with_parameters('"priority": 11'),
+    "an empty salt": with_parameters('"cache_salt": ""'),
+    "a salt that is too long": json.dumps({"inputs": "a loom", "cache_salt": "x" * 257}),
+    "two salts": '{"inputs": "a loom", "cache_salt": "a", "parameters": {"cache_salt": "b"}}',
     "an adapter that nobody has": with_parameters('"adapter_id": "loom"'),
 }
 
@@ -126,6 +133,22 @@ def test_what_is_asked_in_the_wrong_way(tmp_path, method, path, headers, status)
             assert answer.status == status
             assert set(await answer.json()) == {"error", "error_type"}
         await check_next_request_works(weft)
+    play(story, tmp_path, **LIMITS)
+
+
+@pytest.mark.slow
+def test_times_that_are_none(tmp_path):
+    async def story(weft):
+        for time in ("0", "-1", "soon", "nan", "inf", "1e9", "9" * 1000, "\t"):
+            headers = JSON | {"x-request-timeout-ms": time}
+            async with weft.http.post("/generate", data=b'{"inputs": "a loom"}', headers=headers) as answer:
+                assert answer.status == 422, time
+                check_error(await answer.json(), "validation")
+            async with weft.http.post("/generate_stream", data=b'{"inputs": "a loom"}', headers=headers) as answer:
+                (error,) = events_of(await answer.text())
+                check_error(error, "validation")
+        await check_next_request_works(weft)
+        await weft.check_idle()
     play(story, tmp_path, **LIMITS)
 
 

@@ -36,6 +36,29 @@ def test_a_taken_port_is_one_line_and_nothing_is_started(tmp_path: Path) -> None
     assert second.stderr.count("\n") == 1
 
 
+def test_keys_are_asked_for_and_seen_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys.json").write_text('{"sk-secret-two": {"tenant": "a"}}')
+    monkeypatch.setenv("API_KEY", "sk-secret-one")
+    with serving(tmp_path, "--api-keys", "keys.json") as weft:
+        for key, status in (("sk-secret-one", 200), ("sk-secret-two", 200), ("sk-secret-three", 401)):
+            assert weft.status("/info", key) == status
+        assert weft.status("/health") == 200
+        for module in ("router", "shard.server"):
+            [pid] = weft.pids(module)
+            assert "sk-secret" not in Path(f"/proc/{pid}/cmdline").read_text()
+        os.kill(weft.pids("router")[0], signal.SIGKILL)
+        assert weft.status("/info", "sk-secret-one") == 200
+
+
+def test_keys_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text('{"sk-secret-two": {"tenant": "a", "wieght": 3}}')
+    ended = subprocess.run([WEFT, "serve", "--port", "0", "--api-keys", "keys.json"], cwd=tmp_path,
+                           capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("weft: router: keys.json: key sk-s…: `wieght` is no setting; ")
+    assert ended.stderr.count("\n") == 1
+
+
 def test_settings_that_the_model_cannot_keep_are_one_line(tmp_path: Path) -> None:
     ended = subprocess.run([WEFT, "serve", "--port", "0", "--max-total-tokens", "99999"], cwd=tmp_path,
                            capture_output=True, text=True, check=False)

@@ -33,7 +33,7 @@ def test_tokens_texts_and_ends_are_those_of_the_rule(tmp_path, policy, look_ahea
         await weft.hear_right(*requests)
         await weft.check_idle()
         ends = {expected(request, weft.model)[2] for request in requests}
-        assert ends == set(FinishReason)
+        assert ends == set(FinishReason) - {FinishReason.TIMEOUT}
 
     play(story, tmp_path, prefill_policy=policy, look_ahead=look_ahead, ranks=ranks, tokens_per_step=tokens_per_step,
          mean_output_length=40.0, max_batch_size=8, max_batch_prefill_tokens=64)

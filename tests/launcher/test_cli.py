@@ -56,6 +56,7 @@ def test_flags_become_settings(given: Callable[..., Any], arguments: tuple[str, 
     ({"MAX_BEST_OF": "3"}, {"max_best_of": 3}),
     ({"WEFT_MAX_BEST_OF": "4", "MAX_BEST_OF": "3"}, {"max_best_of": 4}),
     ({"MODEL_ID": "org/name"}, {"words": ("org/name",)}),
+    ({"API_KEY": "sk-one", "WEFT_API_KEYS": "keys.json"}, {"api_key": "sk-one", "api_keys": "keys.json"}),
     ({"WEFT_SIMULATED_ADAPTERS": "false"}, {"simulated_adapters": False}),
     ({"HOSTNAME": "a1b2c3", "WEFT_PORT": "tcp://10.0.0.1:3000"}, {}),
 ])
@@ -94,6 +95,11 @@ def test_a_folder_too_long_for_sockets_is_one_line(
     code, _, errors = weft("serve", "--port", "0")
     assert code == 1
     assert errors.endswith("is too long for sockets; set TMPDIR to a shorter one\n")
+
+
+def test_a_file_of_keys_that_is_not_there_is_told_before_anything_starts(weft: Callable[..., Any]) -> None:
+    code, _, errors = weft("serve", "--port", "0", "--api-keys", "/no/keys.json")
+    assert (code, errors) == (1, "weft: cannot read /no/keys.json (--api-keys): No such file or directory\n")
 
 
 def test_the_banner_names_model_address_and_a_command_to_try() -> None:

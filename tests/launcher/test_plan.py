@@ -5,7 +5,7 @@ import sys
 
 from launcher.model import Model
 from launcher.plan import make_plan
-from router.config import RouterConfig
+from router.config import API_KEY, RouterConfig
 from shard.config import ShardConfig, SimulatedConfig
 
 SHARD = ShardConfig(gap_timeout=3.0, simulated=SimulatedConfig(seed=5))
@@ -66,6 +66,16 @@ def test_starting_anew_changes_nothing_else() -> None:
         assert again.settings == child.settings | {"meeting_point": "/folder/meeting-7"}
 
 
-def test_only_shards_get_variables_of_their_own() -> None:
+def test_shards_get_variables_of_their_own() -> None:
     plan = make_plan(RouterConfig(), SHARD, 2, "/folder", None, environment={"A": "b"})
-    assert [child.environment for child in (*plan.generation(1), plan.router)] == [{"A": "b"}, {"A": "b"}, {}]
+    assert [child.environment for child in plan.generation(1)] == [{"A": "b"}, {"A": "b"}]
+
+
+def test_the_key_of_clients_is_no_argument_since_others_see_those() -> None:
+    plan = make_plan(RouterConfig(api_key="sk-loom"), SHARD, 1, "/folder", None, environment={})
+    assert "sk-loom" not in " ".join((*plan.router.command(), *plan.shards[0].command()))
+    assert plan.router.environment == {API_KEY: "sk-loom"}
+
+
+def test_a_key_that_is_left_out_is_not_inherited_either() -> None:
+    assert make_plan(RouterConfig(), SHARD, 1, "/folder", None, environment={}).router.environment == {API_KEY: ""}

@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 import tokenizers
+from hearing import lived
 from tokenizers.models import WordLevel
 
+from router.accounts import Account
 from router.delivery import Delivery
 from router.messages import AnswerRow, PromptLogprobs
 from router.request import FinishReason, Request
@@ -26,7 +28,7 @@ class Told:
     def __init__(self, max_new_tokens=100, stop=(), end_tokens=(END,), tokenizer=TOKENIZER):
         request = Request("0", (1, 2, 3), max_new_tokens, end_tokens=frozenset(end_tokens), stop_strings=stop)
         self.stream = Stream(request, 10**6, lambda: None, lambda: None, lambda: None)
-        self.delivery = Delivery(request, self.stream, tokenizer, now=10.0)
+        self.delivery = Delivery(request, self.stream, tokenizer, Account("0", "", 3, 0.0, lived()))
 
     def hear(self, *rows):
         stops = [self._hear(row) for row in rows]
@@ -38,7 +40,7 @@ class Told:
         return stop
 
     def finish(self, reason=FinishReason.LENGTH):
-        self.delivery.finish(reason, now=15.0)
+        self.delivery.finish(reason)
         return self.events(FinishedEvent)[0]
 
     def events(self, kind):
@@ -72,7 +74,7 @@ def test_pieces_and_whole_text_agree():
     told, text = Told(), "weft: Schuß, 緯糸, 🧵"
     told.hear(*(row([byte]) for byte in text.encode()))
     events = told._taken()
-    told.delivery.finish(FinishReason.LENGTH, 15.0)
+    told.delivery.finish(FinishReason.LENGTH)
     assert "".join(event.text for event in events) == told.events(FinishedEvent)[0].text == text
 
 
@@ -152,13 +154,13 @@ def test_prompt_logprobs_are_told_once_though_the_prompt_ran_anew():
     assert told.events(PromptEvent) == [PromptEvent(1, (-1.0, -2.0)), PromptEvent(3, (-3.0, -4.0))]
 
 
-def test_a_request_that_never_started_spent_its_time_in_the_queue():
-    end = Told().finish()
-    assert (end.queue_seconds, end.inference_seconds) == (0.0, 5.0)
-
-
-def test_times_are_counted_from_submit_and_from_start():
+def test_what_was_delivered_is_counted_in_the_account():
     told = Told()
-    told.delivery.started = 12.0
-    end = told.finish()
-    assert (end.queue_seconds, end.inference_seconds) == (2.0, 3.0)
+    told.hear(row(b"ab"), row(b"c"))
+    told.delivery.read(row(b"d"))
+    assert told.delivery.account.num_generated == 3
+
+
+def test_the_end_brings_the_story():
+    told = Told()
+    assert told.finish().story is told.delivery.account.story

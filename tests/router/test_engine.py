@@ -6,13 +6,20 @@ import pytest
 from hearing import Heard, ask
 from serving import play, weft
 
-from router import clients
+from router import engine
 from router.delivery import Delivery
 from router.engine import Engine
-from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded
+from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
+from router.request import ANYONE, FinishReason
 from router.shards import Shards, ShardsLost
+from router.story import RUNNING, Cause
 from router.tokenizer import byte_tokenizer
 from shard.simulated import SimulatedWorker
+
+
+def waited(story):
+    return sum(seconds for cause, seconds in story.seconds(0.0).items() if cause not in RUNNING)
+
 
 # -- starting and stopping
 
@@ -334,11 +341,96 @@ def test_prompt_logprobs_alone_may_be_too_many_to_keep(tmp_path):
 
 def test_time_in_the_queue_ends_with_the_first_step(tmp_path, monkeypatch):
     async def story(weft):
-        monkeypatch.setattr(clients, "now", lambda: float(weft.shards.num_steps))  # a second per step
+        monkeypatch.setattr(engine, "now", lambda: float(weft.shards.num_steps))  # a second per step
         first, second = await weft.hear(ask("a loom", 30), ask("another", 3))
-        assert first.end.queue_seconds == 0.0
-        assert (second.end.queue_seconds, second.end.inference_seconds) == (30.0, 3.0)
+        assert waited(first.end.story) == 0.0
+        assert waited(second.end.story) == 30.0
+        assert second.end.story.seconds(0.0).items() >= {Cause.PREFILL: 1.0, Cause.DECODE: 2.0}.items()
     play(story, tmp_path, max_batch_size=1, look_ahead=1)
+
+
+def test_an_account_is_kept_of_who_is_served_and_of_who_was(tmp_path):
+    async def story(weft):
+        request = ask("a loom", 5)
+        stream = weft.engine.submit(request, came=engine.now() - 1.0)
+        account = weft.engine.account(request.id)
+        assert (account.state, account.num_prompt_tokens, account.num_generated) == ("waiting", 6, 0)
+        assert account.story.began - account.came >= 1.0
+        assert not weft.engine.may_use(request.id, ANYONE)
+        (await Heard.all_of(stream)).check(weft.model)
+        assert weft.engine.account(request.id) is account
+        assert (account.state, account.num_generated) == ("over", 5)
+        assert weft.engine.may_use(request.id, ANYONE)
+    play(story, tmp_path)
+
+
+def test_accounts_end_with_whoever_fails_or_leaves(tmp_path):
+    async def story(weft):
+        too_long, leaving, staying = ask("a loom", 200), ask("a loom", 20), ask("a loom", 20)
+        streams = [weft.engine.submit(request) for request in (too_long, leaving, staying)]
+        streams[1].close()
+        assert [weft.engine.account(request.id).state for request in (too_long, leaving, staying)] == [
+            "over", "over", "waiting"]
+        assert isinstance((await Heard.all_of(streams[0])).error, GenerationFailed)
+        (await Heard.all_of(streams[2])).check(weft.model)
+    play(story, tmp_path, num_blocks=8)
+
+
+# -- time that clients give
+
+
+def test_who_cannot_start_in_time_is_told_so_though_no_step_is_answered(tmp_path):
+    async def story(weft):
+        first = weft.submit("a loom", 5)
+        await weft.gate.arrival()
+        late = await Heard.all_of(weft.submit("another", 5, timeout=0.01))
+        assert isinstance(late.error, TimedOut)
+        assert not late.tokens
+        weft.gate.open()
+        (await Heard.all_of(first)).check(weft.model)
+        await weft.check_idle()
+    play(story, tmp_path, gated=True, max_batch_size=1)
+
+
+def test_time_runs_out_while_there_are_no_shards(tmp_path):
+    async def story(weft):
+        lost = weft.watch("shards_lost")
+        stream = weft.submit("a loom", 100)
+        await weft.shards.reach(2)
+        await weft.ranks.pop().kill()
+        await lost.get()
+        assert isinstance((await Heard.all_of(weft.submit("another", 5, timeout=0.01))).error, TimedOut)
+        stream.close()
+    play(story, tmp_path)
+
+
+def test_who_runs_when_time_runs_out_ends_with_the_tokens_that_it_has(tmp_path, monkeypatch):
+    async def story(weft):
+        time = 0.0
+        monkeypatch.setattr(engine, "now", lambda: time)
+        stream = weft.submit("a loom", 20, timeout=5.0)
+        await weft.gate.arrival()
+        weft.gate.let(3)
+        await weft.shards.reach(5)
+        time = 6.0
+        weft.gate.open()
+        heard = await Heard.all_of(stream)
+        assert heard.end.reason is FinishReason.TIMEOUT
+        assert 3 <= len(heard.tokens) == heard.end.num_tokens < 20
+        assert heard.end.text == heard.text
+        heard.check_beginning(weft.model)
+        await weft.check_idle()
+    play(story, tmp_path, gated=True)
+
+
+def test_what_an_answer_said_is_told_before_the_end_of_time(tmp_path):
+    async def story(weft):
+        told = []
+        weft.engine._clients.tell, weft.core.expire = told.append, lambda now: ["expired"]
+        weft.engine._events = ["said"]
+        weft.engine._expire()
+        assert told == [["said", "expired"]]
+    play(story, tmp_path)
 
 
 def test_starting_waits_for_the_shards(tmp_path):

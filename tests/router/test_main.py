@@ -16,6 +16,12 @@ def test_an_order_needs_no_descriptors() -> None:
     assert Order.from_json(text) == Order(RouterConfig(look_ahead=1), ("unix:/a", "unix:/b"), "", "", -1, -1, -1)
 
 
+def test_the_key_of_clients_comes_beside_the_order() -> None:
+    text = json.dumps({"config": {}, "shards": []})
+    assert Order.from_json(text, "sk-loom").config.api_key == "sk-loom"
+    assert "sk-loom" not in repr(Order.from_json(text, "sk-loom"))
+
+
 def test_what_is_told_is_one_line() -> None:
     read, write = os.pipe()
     tell(write, "failed for\nmany reasons")

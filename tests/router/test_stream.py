@@ -3,13 +3,14 @@
 import asyncio
 
 import pytest
+from hearing import lived
 
 from router.errors import Cancelled, GenerationFailed
 from router.request import FinishReason, Request
 from router.stream import FailedEvent, FinishedEvent, PromptEvent, Stream, TokenEvent, TopToken
 
 TOKEN = TokenEvent(104, "h", -1.0, special=False)
-END = FinishedEvent(FinishReason.LENGTH, "h", 1, 0.0, 0.0)
+END = FinishedEvent(FinishReason.LENGTH, "h", 1, lived())
 LIMIT = 1000
 
 

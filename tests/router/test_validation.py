@@ -2,22 +2,25 @@
 
 import asyncio
 import math
-import threading
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
+from router import validation
 from router.config import RouterConfig
-from router.errors import InvalidRequest, Overloaded
+from router.errors import InvalidRequest, TimedOut
+from router.hashing import block_hashes
 from router.messages import ModelFacts
+from router.request import Tenant
 from router.tokenizer import byte_tokenizer
-from router.validation import SHORT_PROMPT, Limits, Validator, Wanted, draw_key
+from router.validation import Validator, Wanted, draw_key
 
 FACTS = ModelFacts(model="m", device="cpu", dtype="float32", vocabulary_size=512, max_positions=2048, block_size=16,
                    num_blocks=100)
 CONFIG = RouterConfig(max_input_tokens=1000)
 TOKENIZER = byte_tokenizer()
+TENANT = Tenant("a", weight=3.0)
 
 
 def choices(config=CONFIG, facts=FACTS, **wanted):
@@ -34,28 +37,6 @@ def refusal(**wanted):
     with pytest.raises(InvalidRequest) as refused:
         choices(**wanted)
     return str(refused.value)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Limits
-
-
-def test_a_request_may_be_as_long_as_model_and_cache_allow():
-    assert Limits.of(RouterConfig(), FACTS) == Limits(max_input_tokens=1599, max_total_tokens=1600)
-
-
-def test_configured_limits_hold():
-    config = RouterConfig(max_input_tokens=100, max_total_tokens=200)
-    assert Limits.of(config, FACTS) == Limits(max_input_tokens=100, max_total_tokens=200)
-
-
-@pytest.mark.parametrize(("setting", "flag"), [
-    ({"max_total_tokens": 1601}, "--max-total-tokens is 1601"),
-    ({"max_input_tokens": 1600}, "--max-input-tokens is 1600"),
-])
-def test_limits_beyond_what_fits_are_refused_at_the_start(setting, flag):
-    with pytest.raises(ValueError, match=flag):
-        Limits.of(RouterConfig(**setting), FACTS)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -178,6 +159,9 @@ REFUSALS = [
     ({"top_n_tokens": 6}, "`top_n_tokens` must be at most 5 (--max-top-n-tokens), got 6"),
     ({"prompt": ""}, "`inputs` must not be an empty string"),
     ({"truncate": 1001}, "`truncate` must be at least 1 and at most 1000 (--max-input-tokens), got 1001"),
+    ({"cache_salt": ""}, "`cache_salt` must not be an empty string"),
+    ({"cache_salt": "x" * 257}, "`cache_salt` must have at most 256 characters, got 257"),
+    ({"priority": 11}, "`priority` must be at least -10 and at most 10, got 11"),
     ({"max_new_tokens": 1597}, "`inputs` (100"),
     ({"prompt": "x" * 1001}, "`inputs` must have at most 1000 tokens (--max-input-tokens), got 1001"),
     ({"grammar": {}}, "`grammar` is given"),
@@ -190,7 +174,8 @@ def test_a_refusal_names_field_limit_and_value(wanted, message):
     assert refusal(**{"prompt": "x" * 1000} | wanted).startswith(message)
 
 
-@pytest.mark.parametrize("index", range(2, len(REFUSALS) - 2))
+@pytest.mark.parametrize("index", [
+    index for index in range(2, len(REFUSALS) - 2) if REFUSALS[index][0].keys() != REFUSALS[index + 1][0].keys()])
 def test_the_first_rule_that_is_broken_is_told(index):
     (earlier, message), (later, _) = REFUSALS[index], REFUSALS[index + 1]
     assert refusal(**{"prompt": "x" * 1000} | later | earlier).startswith(message)
@@ -207,7 +192,7 @@ def test_a_value_that_rounds_to_a_bound_counts_as_the_bound():
     assert "`top_p` must be above 0 and below 1" in refusal(top_p=1 - 1e-12)
 
 
-@pytest.mark.parametrize("wanted", [{"prompt": "\ud800"}, {"stop_strings": ("\udfff",)}])
+@pytest.mark.parametrize("wanted", [{"prompt": "\ud800"}, {"stop_strings": ("\udfff",)}, {"cache_salt": "\ud800"}])
 def test_half_a_surrogate_pair_is_no_text(wanted):
     assert "surrogate" in refusal(**wanted)
 
@@ -215,12 +200,6 @@ def test_half_a_surrogate_pair_is_no_text(wanted):
 @pytest.mark.parametrize("string", ["", "x" * 1025])
 def test_stop_strings_have_a_length(string):
     assert refusal(stop_strings=(string,))
-
-
-def test_tokens_that_the_model_does_not_know_are_refused():
-    small = ModelFacts(model="m", device="cpu", dtype="float32", vocabulary_size=200, max_positions=2048, block_size=16,
-                       num_blocks=100)
-    assert "token 240" in refusal(facts=small, prompt="😀")
 
 
 def test_prompt_and_new_tokens_together_name_limit_and_values():
@@ -234,33 +213,64 @@ def test_only_1024_new_tokens_must_fit():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Company
+# Who asks, and for how long
 
 
-def test_more_prompts_than_concurrent_requests_are_refused_before_they_are_tokenised():
-    async def scenario(validator):
-        first = asyncio.create_task(validator.choices(Wanted(prompt="warp" * 200)))
-        await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="--max-concurrent-requests"):
-            await validator.choices(Wanted(prompt="weft" * 200))
-        assert await first
-    with closing(Validator(RouterConfig(max_concurrent_requests=1), FACTS, TOKENIZER)) as validator:
-        asyncio.run(scenario(validator))
+def test_the_tenant_and_its_priority_are_passed_on():
+    made = request(tenant=TENANT, priority=-10)
+    assert (made.tenant, made.priority) == (TENANT, -10)
 
 
-@pytest.mark.parametrize(("length", "thread"), [(SHORT_PROMPT, "MainThread"), (SHORT_PROMPT + 1, "tokenizer_0")])
-def test_longer_prompts_are_tokenised_beside_the_event_loop(length, thread):
-    names = []
-    class Watched(type(TOKENIZER)):
-        def encoding(self, *args, **kwargs):
-            names.append(threading.current_thread().name)
-            return super().encoding(*args, **kwargs)
-    watched = Watched(TOKENIZER._tokenizer, [256])
-    with closing(Validator(CONFIG, FACTS, watched)) as validator:
-        asyncio.run(validator.choices(Wanted(prompt="w" * length)))
-    assert names == [thread]
+def test_the_first_choice_has_the_id_that_the_client_knows():
+    made = choices(request_id="mine", best_of=2, do_sample=True)
+    assert [choice.request.id for choice in made] == ["mine", "mine-2"]
 
 
-def test_steps_that_may_yield_several_tokens_leave_fewer_places():
-    facts = ModelFacts("m", "cpu", "float32", 512, 4096, 16, 10, tokens_per_step=3)
-    assert Limits.of(RouterConfig(look_ahead=2), facts).max_total_tokens == 160 - 4
+def test_the_time_that_is_left_is_counted_from_when_it_is_tokenised(monkeypatch):
+    monkeypatch.setattr(validation, "now", lambda: 10.0)
+    assert request(deadline=12.5).timeout == 2.5
+    assert request().timeout is None
+
+
+def test_what_has_no_time_left_is_not_even_submitted(monkeypatch):
+    monkeypatch.setattr(validation, "now", lambda: 10.0)
+    with pytest.raises(TimedOut):
+        choices(deadline=10.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Who shares cached prompts
+
+
+def spaces(*wanted, scope="tenant"):
+    return {request(config=RouterConfig(cache_scope=scope), **each).namespace for each in wanted}
+
+
+def test_tenants_share_nothing_and_neither_do_salts():
+    assert len(spaces({}, {"tenant": TENANT}, {"cache_salt": "a"}, {"cache_salt": "b"},
+                      {"cache_salt": "b", "tenant": TENANT})) == 5
+
+
+def test_the_same_tenant_and_salt_share():
+    heavier = replace(TENANT, weight=9.0)
+    assert len(spaces({"tenant": TENANT, "cache_salt": "a"}, {"tenant": heavier, "cache_salt": "a"})) == 1
+
+
+def test_everybody_may_share_but_for_a_salt():
+    assert len(spaces({}, {"tenant": TENANT}, scope="global")) == 1
+    assert len(spaces({}, {"cache_salt": "a"}, scope="global")) == 2
+
+
+def test_the_blocks_of_a_prompt_have_names_in_its_namespace():
+    made = request(prompt="x" * 40)
+    assert made.block_hashes == block_hashes(made.namespace, made.prompt, 16)
+    assert len(made.block_hashes) == 2
+
+
+def test_without_a_cache_there_are_no_names():
+    made = request(config=RouterConfig(cache_scope="off"), prompt="x" * 40)
+    assert (made.namespace, made.block_hashes) == (b"", ())
+
+
+def test_requests_for_logprobs_of_the_prompt_have_names_too():
+    assert request(prompt="x" * 40, prompt_logprobs=True).block_hashes

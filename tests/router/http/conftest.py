@@ -2,17 +2,22 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from contextlib import closing
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from hearing import lived
 
+from router.accounts import Account, Accounts
 from router.config import RouterConfig
 from router.http.app import create_app
 from router.messages import ModelFacts
-from router.request import FinishReason, Request
+from router.request import FinishReason, Request, Tenant
+from router.story import Story
 from router.stream import Event, FinishedEvent, Stream, TokenEvent
+from router.tenants import Keys
 from router.tokenizer import byte_tokenizer
 from router.validation import Validator
 
@@ -20,7 +25,7 @@ from router.validation import Validator
 def said(text: str, reason: FinishReason = FinishReason.LENGTH) -> list[Event]:
     """The events of a text, a token for each letter."""
     tokens = [TokenEvent(ord(letter), letter, -0.5, False) for letter in text]
-    return [*tokens, FinishedEvent(reason, text, len(tokens), queue_seconds=0.25, inference_seconds=0.5)]
+    return [*tokens, FinishedEvent(reason, text, len(tokens), lived(queue=0.25, prefill=0.125, decode=0.375))]
 
 
 class ScriptedEngine:
@@ -33,6 +38,7 @@ class ScriptedEngine:
         self.refusals: list[Exception] = []
         self.healthy = True
         self.streams: list[Stream] = []
+        self.accounts = Accounts()
         self.left: list[Request] = []
         self.asked = asyncio.Event()  # a request came
         self.left_alone = asyncio.Event()  # a client left
@@ -41,15 +47,23 @@ class ScriptedEngine:
     def requests(self) -> list[Request]:
         return [stream.request for stream in self.streams]
 
-    def submit(self, request: Request) -> Stream:
+    def submit(self, request: Request, came: float | None = None) -> Stream:
         if self.refusals:
             raise self.refusals.pop()
+        story = Story(time.monotonic())
+        self.accounts.open(Account(request.id, request.tenant.name, len(request.prompt), came or story.began, story))
         stream = Stream(request, 262_144, lambda: None, lambda: None, lambda: self._leave(request))
         self.streams.append(stream)
         self.asked.set()
         for event in self.scripts.pop(0) if self.scripts else said("weft"):
             stream.put(event)
         return stream
+
+    def account(self, request_id: str) -> Account | None:
+        return self.accounts.get(request_id)
+
+    def may_use(self, request_id: str, tenant: Tenant) -> bool:
+        return self.accounts.may_use(request_id, tenant)
 
     def is_healthy(self) -> bool:
         return self.healthy
@@ -70,7 +84,7 @@ def serve():
             config_ = config or RouterConfig()
             engine = ScriptedEngine(*scripts)
             with closing(Validator(config_, engine.facts, byte_tokenizer())) as validator:
-                server = TestServer(create_app(engine, validator, config_), handler_cancellation=True)
+                server = TestServer(create_app(engine, validator, config_, Keys.of(config_)), handler_cancellation=True)
                 async with TestClient(server) as client:
                     return await scenario(client, engine)
         return asyncio.run(main())

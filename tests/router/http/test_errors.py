@@ -6,7 +6,7 @@ import logging
 import pytest
 from aiohttp import web
 
-from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded
+from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded, TimedOut
 from router.http.errors import Told
 
 
@@ -15,6 +15,8 @@ from router.http.errors import Told
     (Overloaded("full"), 429, "overloaded", "Model is overloaded: full"),
     (NotReady("starting"), 503, "overloaded", "Model is not ready: starting"),
     (GenerationFailed("broken"), 424, "generation", "Request failed during generation: broken"),
+    (TimedOut("too late"), 408, "timeout", "Request timed out: too late"),
+    (web.HTTPUnauthorized(text="a key is needed"), 401, "unauthorized", "a key is needed"),
     (web.HTTPNotFound(), 404, "not_found", "404: Not Found"),
 ])
 def test_an_error_has_a_status_a_type_and_a_text(error, status, error_type, text):

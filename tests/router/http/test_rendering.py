@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from hearing import lived
 
 from router.errors import Cancelled, GenerationFailed
 from router.http.rendering import Collector, Streaming, number, token_json
@@ -15,7 +16,7 @@ from router.validation import Choice
 
 CHOICE = Choice(Request("0", (104, 105), 5, prompt_logprobs=True), seed=7)
 TOKEN = TokenEvent(104, "h", -0.5, False)
-END = FinishedEvent(FinishReason.END_TOKEN, "hé", 1, 0.0, 0.0)
+END = FinishedEvent(FinishReason.END_TOKEN, "hé", 1, lived())
 
 
 def rendered(*events, details=True, prefix=""):
@@ -65,6 +66,15 @@ def test_the_last_token_carries_the_end():
     first, last = rendered(TOKEN, TOKEN, END)
     assert (first["generated_text"], last["generated_text"]) == (None, "hé")
     assert last["details"] == {"finish_reason": "eos_token", "generated_tokens": 1, "seed": 7, "input_length": 2}
+
+
+def test_an_end_without_a_last_token_comes_with_an_empty_special_one():
+    streaming = Streaming(CHOICE, True, "")
+    streaming.burst([TOKEN])
+    event = json.loads(streaming.burst([FinishedEvent(FinishReason.TIMEOUT, "hé", 1, lived())]).removeprefix(b"data: "))
+    assert (event["index"], event["generated_text"], event["details"]["finish_reason"]) == (2, "hé", "timeout")
+    assert event["token"] == {"id": 0, "text": "", "logprob": 0, "special": True}
+    assert streaming.ended
 
 
 def test_details_come_only_when_asked_for():

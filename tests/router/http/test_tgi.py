@@ -5,14 +5,15 @@ import json
 
 import pytest
 from aiohttp import ClientPayloadError
+from hearing import lived
 
 from router.config import RouterConfig
-from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded
+from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
 from router.request import FinishReason
 from router.stream import FailedEvent, FinishedEvent, PromptEvent, TokenEvent, TopToken
 
-LOW = [TokenEvent(97, "a", -9.0, False), FinishedEvent(FinishReason.LENGTH, "a", 1, 0.0, 0.0)]
-HIGH = [TokenEvent(98, "b", -1.0, False), FinishedEvent(FinishReason.LENGTH, "b", 1, 0.0, 0.0)]
+LOW = [TokenEvent(97, "a", -9.0, False), FinishedEvent(FinishReason.LENGTH, "a", 1, lived())]
+HIGH = [TokenEvent(98, "b", -1.0, False), FinishedEvent(FinishReason.LENGTH, "b", 1, lived())]
 TOLD = {"compute-characters": "3", "prompt-tokens": "4", "generated-tokens": "4", "queue-time": "250",
         "inference-time": "500", "time-per-token": "125"}
 BROKEN = [FailedEvent(GenerationFailed("broken"))]
@@ -70,6 +71,12 @@ def test_headers_tell_times_and_counts(post):
     assert {"x-total-time", "x-validation-time"} <= set(headers)
 
 
+def test_headers_tell_what_the_time_went_to(post):
+    _, headers, _ = post("/generate", inputs="hi", headers={"x-request-id": "mine"})
+    assert [headers[f"x-{name}"] for name in ("queue-ms", "prefill-ms", "decode-ms")] == ["250.0", "125.0", "375.0"]
+    assert [headers[f"x-{name}"] for name in ("cached-tokens", "wait-reason", "request-id")] == ["0", "queue", "mine"]
+
+
 def test_without_parameters_is_sampled_and_with_empty_ones_is_not(serve):
     async def scenario(client, engine):
         await client.post("/generate", json={"inputs": "x"})
@@ -90,6 +97,61 @@ def test_parameters_reach_the_request(serve):
         assert (sampling.repetition_penalty, sampling.watermark) == (2, True)
         assert request.prompt_logprobs
     serve(scenario)
+
+
+def test_what_is_asked_of_the_queue_and_of_the_cache_reaches_the_request(serve):
+    async def scenario(client, engine):
+        asked = {"inputs": "x" * 16, "parameters": {"priority": 3}}
+        await client.post("/generate", json=asked, headers={"x-request-timeout-ms": "60000", "x-request-id": "mine"})
+        for salted in ({"cache_salt": "s"}, {"parameters": {"cache_salt": "s"}}):
+            await client.post("/generate", json=asked | salted)
+        first, second, third = engine.requests
+        assert (first.id, first.priority) == ("mine", 3)
+        assert 59 < first.timeout <= 60
+        assert first.namespace != second.namespace == third.namespace
+        assert first.block_hashes != second.block_hashes == third.block_hashes
+        assert (second.timeout, len(second.id)) == (None, 32)
+    serve(scenario)
+
+
+def test_all_choices_of_a_request_have_ids(serve):
+    async def scenario(client, engine):
+        answer = await client.post("/generate", headers={"x-request-id": "mine"}, json={
+            "inputs": "x", "parameters": {"best_of": 2, "do_sample": True}})
+        assert answer.headers["x-request-id"] == "mine"
+        assert [request.id for request in engine.requests] == ["mine", "mine-2"]
+    serve(scenario, LOW, HIGH)
+
+
+@pytest.mark.parametrize(("body", "headers", "field"), [
+    ({"cache_salt": "a", "parameters": {"cache_salt": "b"}}, {}, "cache_salt"),
+    ({"cache_salt": ""}, {}, "cache_salt"),
+    ({"parameters": {"priority": 11}}, {}, "priority"),
+    ({}, {"x-request-timeout-ms": "soon"}, "x-request-timeout-ms"),
+])
+def test_what_is_wrong_with_it_is_named_and_the_request_has_its_id(post, body, headers, field):
+    status, told, text = post("/generate", headers=headers | {"x-request-id": "mine"}, inputs="x", **body)
+    assert (status, told["x-request-id"]) == (422, "mine")
+    assert f"`{field}`" in json.loads(text)["error"]
+    status, told, text = post("/generate_stream", headers=headers, inputs="x", **body)
+    assert (status, len(told["x-request-id"])) == (200, 32)
+    assert f"`{field}`" in text
+
+
+def test_the_end_of_its_time_is_told(serve):
+    async def scenario(client, engine):
+        answer = await client.post("/generate", json={"inputs": "x"}, headers={"x-request-id": "mine"})
+        assert (answer.status, (await answer.json())["error_type"]) == (408, "timeout")
+        assert answer.headers["x-request-id"] == "mine"
+        answer = await client.post("/generate_stream", json={"inputs": "x"})
+        assert (answer.status, '"error_type":"timeout"' in await answer.text()) == (200, True)
+    serve(scenario, [FailedEvent(TimedOut("too late"))], [FailedEvent(TimedOut("too late"))])
+
+
+def test_what_was_said_until_its_time_ran_out_is_the_answer(post):
+    script = [TokenEvent(97, "a", -1.0, False), FinishedEvent(FinishReason.TIMEOUT, "a", 1, lived())]
+    answer = generated(post, script, details=True)
+    assert (answer["generated_text"], answer["details"]["finish_reason"]) == ("a", "timeout")
 
 
 def test_the_seed_is_told_where_there_was_one(post):
@@ -117,9 +179,9 @@ def test_when_one_of_several_fails_all_are_given_up(serve):
 def test_when_one_of_several_is_refused_all_are_given_up(serve):
     async def scenario(client, engine):
         submit = engine.submit
-        def once(request):
+        def once(request, came):
             engine.refusals = [Overloaded("full")] * len(engine.streams)
-            return submit(request)
+            return submit(request, came)
         engine.submit = once
         answer = await client.post("/generate", json={"inputs": "x", "parameters": {"best_of": 2, "do_sample": True}})
         assert answer.status == 429
@@ -167,6 +229,7 @@ def test_the_head_of_a_stream_tells_what_follows(post):
     assert headers["Cache-Control"] == "no-cache"
     assert (headers["x-compute-type"], headers["x-compute-characters"]) == ("1-cpu", "2")
     assert headers["x-weft-exact"] == "1"
+    assert len(headers["x-request-id"]) == 32
     assert headers["x-accel-buffering"] == "no"
 
 

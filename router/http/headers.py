@@ -1,0 +1,99 @@
+"""What clients say and are told in headers: which request it is, how long it may take, what its time went to.
+
+Knows nothing of bodies.
+"""
+
+import math
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic as clock
+from typing import Protocol
+
+from aiohttp import web
+
+from router.errors import InvalidRequest
+from router.http.keys import TENANT
+from router.http.rendering import Answer
+from router.request import ANYONE, Tenant
+from router.story import RUNNING, Cause
+
+REQUEST_ID = web.RequestKey("request_id", str)
+MAX_ID = 128
+MILLISECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
+LEAST_WAIT = 0.001  # seconds; below that a request did not wait
+
+
+class Register(Protocol):
+    """Says which ids are taken."""
+
+    def may_use(self, request_id: str, tenant: Tenant) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and what the head of the request says beside."""
+
+    tenant: Tenant
+    request_id: str
+    came: float  # when the head had arrived
+    timeout_ms: str | None  # as the client wrote it
+
+    @classmethod
+    def of(cls, request: web.Request, register: Register) -> "Caller":
+        came, tenant = clock(), request.get(TENANT, ANYONE)
+        given = request.headers.get("x-request-id", "")
+        usable = 1 <= len(given) <= MAX_ID and given.isascii() and given.isprintable()
+        chosen = given if usable and register.may_use(given, tenant) else secrets.token_hex(16)
+        request[REQUEST_ID] = chosen
+        return cls(tenant, chosen, came, request.headers.get("x-request-timeout-ms"))
+
+    @property
+    def deadline(self) -> float | None:
+        """The moment by which it must be over."""
+        if self.timeout_ms is None:
+            return None
+        seconds = float(self.timeout_ms) / 1000 if MILLISECONDS.fullmatch(self.timeout_ms) else 0.0
+        if seconds <= 0:
+            raise InvalidRequest("the header `x-request-timeout-ms` must be a number of milliseconds above 0, got "
+                                 f"{self.timeout_ms[:40]!a}")
+        return self.came + seconds
+
+
+def identity(request: web.Request) -> dict[str, str]:
+    """The request's id, for every answer to a request that has one."""
+    known = request.get(REQUEST_ID)
+    return {} if known is None else {"x-request-id": known}
+
+
+def timings(answer: Answer, validation_seconds: float, total_seconds: float) -> dict[str, str]:
+    end, spent = answer.end, answer.end.story.seconds(clock())
+    waiting = {cause: seconds for cause, seconds in spent.items() if cause not in RUNNING}
+    prefill, decode = spent.get(Cause.PREFILL, 0.0), spent.get(Cause.DECODE, 0.0)
+    queue, inference = math.fsum(waiting.values()), prefill + decode
+    return {
+        "x-compute-time": str(total_seconds),
+        "x-total-time": milliseconds(total_seconds),
+        "x-validation-time": milliseconds(validation_seconds),
+        "x-queue-time": milliseconds(queue),
+        "x-inference-time": milliseconds(inference),
+        "x-time-per-token": milliseconds(inference / max(end.num_tokens, 1)),
+        "x-prompt-tokens": str(len(answer.choice.request.prompt)),
+        "x-generated-tokens": str(end.num_tokens),
+        "x-queue-ms": f"{queue * 1000:.1f}",
+        "x-prefill-ms": f"{prefill * 1000:.1f}",
+        "x-decode-ms": f"{decode * 1000:.1f}",
+        "x-cached-tokens": str(end.story.cached_tokens),
+        **wait_reason(waiting),
+    }
+
+
+def wait_reason(waiting: Mapping[Cause, float]) -> dict[str, str]:
+    """What most of the waiting was for."""
+    longest = max(waiting, key=waiting.__getitem__, default=None)
+    return {} if longest is None or waiting[longest] < LEAST_WAIT else {"x-wait-reason": str(longest)}
+
+
+def milliseconds(seconds: float) -> str:
+    return str(int(seconds * 1000))

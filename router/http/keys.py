@@ -1,0 +1,32 @@
+"""Who may come in: a request without a key of ours is answered before anything else is looked at.
+
+Knows nothing of where keys come from. Routes find the tenant of the key in the request.
+"""
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from router.request import Tenant
+from router.tenants import Keys
+
+TENANT = web.RequestKey("tenant", Tenant)
+OPEN_TO_ALL = frozenset({"/health"})  # asked by load balancers, and tells nothing of anybody
+
+
+def check_keys(keys: Keys) -> Middleware:
+    @web.middleware
+    async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in OPEN_TO_ALL:
+            request[TENANT] = admitted(request, keys)
+        return await handler(request)
+
+    return check_key
+
+
+def admitted(request: web.Request, keys: Keys) -> Tenant:
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    tenant = keys.tenant_of(key.strip() if scheme.lower() == "bearer" else "")
+    if tenant is None:
+        raise web.HTTPUnauthorized(
+            text="a key is needed, sent as `Authorization: Bearer KEY`", headers={"WWW-Authenticate": "Bearer"})
+    return tenant

@@ -1,0 +1,106 @@
+"""From a prompt's text to its tokens, within the limits of their number, and to the names of its cache blocks.
+
+Works off the event loop where that pays. Knows nothing of sampling or of what else is wanted.
+"""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Self
+
+from router.config import RouterConfig
+from router.errors import InvalidRequest, Overloaded
+from router.hashing import block_hashes
+from router.messages import ModelFacts
+from router.tokenizer import Tokenizer
+
+# Of `max_new_tokens` so much must fit behind the prompt; what goes beyond is cut to what is left, and ends with
+# `length`. Clients of TGI rely on asking for more than there is.
+MUST_FIT = 1024
+# Characters that are tokenised in less time than a thread takes to hear of them.
+SHORT_PROMPT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most tokens in a prompt and in a request: as configured, or as model and cache allow."""
+
+    max_input_tokens: int
+    max_total_tokens: int
+
+    @classmethod
+    def of(cls, config: RouterConfig, facts: ModelFacts) -> Self:
+        # A step that may yield several tokens needs places for all of them, also those that are under way.
+        spare = config.look_ahead * (facts.tokens_per_step - 1)
+        fits = min(facts.max_positions, facts.num_blocks * facts.block_size - spare)
+        total = config.max_total_tokens or fits
+        if total > fits:
+            raise ValueError(f"--max-total-tokens is {total}, but model and cache can hold {fits} tokens; lower it")
+        prompt = config.max_input_tokens or total - 1
+        if prompt >= total:
+            raise ValueError(f"--max-input-tokens is {prompt}, it must be below --max-total-tokens ({total})")
+        return cls(max_input_tokens=prompt, max_total_tokens=total)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt as it came, and what its tokens depend on beside."""
+
+    text: str
+    truncate: int | None
+    max_new_tokens: int | None
+    namespace: bytes  # who may share what is cached of it; empty for nobody
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    tokens: tuple[int, ...]
+    namespace: bytes
+    block_hashes: tuple[bytes, ...]  # the names of its full blocks; none if nobody shares them
+
+
+class Prompts:
+    """Close it to end its threads."""
+
+    def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer) -> None:
+        self.limits = Limits.of(config, facts)
+        self._tokenizer = tokenizer
+        self._facts = facts
+        self._most_waiting = config.max_concurrent_requests
+        self._num_waiting = 0
+        self._threads = ThreadPoolExecutor(config.validation_workers, thread_name_prefix="tokenizer")
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    async def of(self, given: Text) -> Prompt:
+        if len(given.text) <= SHORT_PROMPT:
+            return self._tokenise(given)
+        if self._num_waiting >= self._most_waiting:
+            raise Overloaded(f"{self._num_waiting} prompts wait to be tokenised (--max-concurrent-requests)")
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._tokenise, given)
+        finally:
+            self._num_waiting -= 1
+
+    def _tokenise(self, given: Text) -> Prompt:
+        encoding = self._tokenizer.encoding(given.text, last=given.truncate)
+        self._check_length(len(encoding), given.max_new_tokens)
+        tokens = tuple(encoding.ids)
+        if max(tokens) >= self._facts.vocabulary_size:
+            raise InvalidRequest(f"`inputs` holds token {max(tokens)}; this model knows those below "
+                                 f"{self._facts.vocabulary_size}")
+        names = block_hashes(given.namespace, tokens, self._facts.block_size) if given.namespace else ()
+        return Prompt(tokens, given.namespace, names)
+
+    def _check_length(self, num_tokens: int, max_new_tokens: int | None) -> None:
+        limit, total = self.limits.max_input_tokens, self.limits.max_total_tokens
+        if num_tokens == 0:
+            raise InvalidRequest("`inputs` must hold at least one token, got none")
+        if max_new_tokens is not None and num_tokens + min(max_new_tokens, MUST_FIT) > total:
+            raise InvalidRequest(f"`inputs` ({num_tokens} tokens) and `max_new_tokens` ({max_new_tokens}) must be at "
+                                 f"most {total} together (--max-total-tokens); shorten one, or set `truncate`")
+        if num_tokens > limit:
+            raise InvalidRequest(f"`inputs` must have at most {limit} tokens (--max-input-tokens), got {num_tokens}; "
+                                 "shorten it, or set `truncate`")

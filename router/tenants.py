@@ -1,0 +1,161 @@
+"""Who may ask: keys, and the tenant that each belongs to, as `--api-keys` and `--api-key` tell.
+
+Knows nothing of HTTP. Keeps no key, only what tells that it is the same; messages show a key's beginning at most.
+"""
+
+import hmac
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from router.config import RouterConfig
+from router.request import ANYONE, Tenant
+
+SHOWN = 4  # characters of a key in messages, and never more than half of it
+MAX_NAME = 64
+EXAMPLE = '{"sk-one": {"tenant": "a", "weight": 3, "max_queue_requests": 8}}'
+
+Limit = Annotated[int, Field(ge=1)]
+
+
+class Entry(BaseModel):
+    """What the file says of one key. A misspelt limit would silently be none, so unknown fields are errors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    tenant: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    weight: Annotated[float, Field(ge=0.001, le=1000)] = 1.0
+    max_concurrent_requests: Limit | None = None
+    max_queue_requests: Limit | None = None
+    max_queue_tokens: Limit | None = None
+
+    def as_tenant(self) -> Tenant:
+        return Tenant(name=self.tenant, **self.model_dump(exclude={"tenant"}))
+
+
+ENTRIES = TypeAdapter(dict[str, Entry])
+
+
+class Keys:
+    """Keys are compared exactly, and the time that it takes tells nothing of them: what is looked up is a digest under
+    a random salt, which nobody outside can aim at."""
+
+    def __init__(self, tenants: Mapping[str, Tenant]) -> None:
+        self._salt = secrets.token_bytes(32)
+        self._tenants = {self._digest(key): tenant for key, tenant in tenants.items()}
+
+    @classmethod
+    def of(cls, config: RouterConfig) -> "Keys":
+        """Raises ValueError for a file that cannot be used."""
+        tenants = read_keys(Path(config.api_keys)) if config.api_keys else {}
+        if not config.api_key:
+            return cls(tenants)
+        if config.api_key in tenants:
+            raise ValueError(f"the key {shown(config.api_key)} of --api-key stands in {config.api_keys} as well")
+        check_keys("--api-key", [config.api_key])
+        return cls({**tenants, config.api_key: ANYONE})
+
+    def tenant_of(self, key: str) -> Tenant | None:
+        """None for a key that nobody has. Without any keys everybody may ask, with or without one."""
+        return self._tenants.get(self._digest(key)) if self._tenants else ANYONE
+
+    def _digest(self, key: str) -> bytes:
+        return hmac.digest(self._salt, key.encode(errors="surrogateescape"), "sha256")
+
+
+def read_keys(file: Path) -> dict[str, Tenant]:
+    """The tenant of each key; raises ValueError that says what is wrong."""
+    content = parse(file)
+    try:
+        entries = ENTRIES.validate_python(content)
+    except ValidationError as error:
+        raise ValueError(f"{file}: {fault(error)}") from None
+    if not entries:
+        raise ValueError(f"{file} holds no key; it should look like {EXAMPLE}")
+    check_keys(str(file), entries)
+    tenants = {key: entry.as_tenant() for key, entry in entries.items()}
+    check_agreement(file, tenants)
+    return tenants
+
+
+def parse(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=once)
+    except OSError as error:
+        raise ValueError(f"cannot read {file} (--api-keys): {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not JSON: {error.msg}, line {error.lineno}, column {error.colno}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{file} is not UTF-8") from None
+    except RecursionError:
+        raise ValueError(f"{file} is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON allows a name twice, and the first would silently be lost."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{shown(name)} stands there twice")
+        found[name] = value
+    return found
+
+
+def check_keys(where: str, keys: Iterable[str]) -> None:
+    for key in keys:
+        if not key or not key.isascii() or not key.isprintable() or " " in key:
+            raise ValueError(f"{where}: the key {shown(key)} must be printable ASCII without blanks: headers carry "
+                             "nothing else")
+
+
+def check_agreement(file: Path, tenants: Mapping[str, Tenant]) -> None:
+    """Several keys may belong to one tenant; what is said of it must be the same."""
+    first: dict[str, tuple[str, Tenant]] = {}
+    for key, tenant in tenants.items():
+        other, known = first.setdefault(tenant.name, (key, tenant))
+        for item in fields(Tenant):
+            one, two = getattr(known, item.name), getattr(tenant, item.name)
+            if one != two:
+                raise ValueError(f"{file}: keys {shown(other)} and {shown(key)} are of tenant {tenant.name}, but `"
+                                 f"{item.name}` is {plain(one)} for the one and {plain(two)} for the other")
+
+
+def fault(error: ValidationError) -> str:
+    """The first thing that is wrong. Values that might be keys are not repeated."""
+    first: Any = error.errors(include_url=False, include_context=False)[0]
+    match first["loc"]:
+        case (key, field, *_):
+            return f"key {shown(key)}: `{str(field)[:MAX_NAME]}` {reason(first)}"
+        case (key,):
+            return f"key {shown(key)}: what it stands for {reason(first)}"
+    return f"what it holds {reason(first)}; it should look like {EXAMPLE}"
+
+
+def reason(fault: Any) -> str:
+    kind, text = fault["type"], fault["msg"].removeprefix("Input ").removeprefix("String ")
+    if kind == "missing":
+        return "is missing"
+    if kind == "extra_forbidden":
+        return f"is no setting; there are {', '.join(Entry.model_fields)}"
+    rule = "must be an object" if kind in {"dict_type", "model_type"} else text.replace("should", "must")
+    return f"{rule}, got {plain(fault['input'])}"
+
+
+def shown(key: str) -> str:
+    return ascii(key[:min(SHOWN, len(key) // 2)])[1:-1] + "…"
+
+
+def plain(value: object) -> str:
+    """A number, true, false or null as it is; of all else only the kind."""
+    if value is None or isinstance(value, int | float):
+        return json.dumps(value)[:MAX_NAME]
+    if isinstance(value, str):
+        return "a string"
+    return "an object" if isinstance(value, dict) else "a list"

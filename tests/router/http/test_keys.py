@@ -1,0 +1,56 @@
+"""Who may come in."""
+
+import json
+
+import pytest
+
+from router.config import RouterConfig
+from router.request import ANYONE, Tenant
+
+CONFIG = RouterConfig(api_key="sk-One")
+
+
+def asked(serve, method="POST", path="/generate", config=CONFIG, **headers):
+    async def scenario(client, engine):
+        answer = await client.request(method, path, json={"inputs": "x"}, headers=headers)
+        return answer.status, answer.headers, await answer.text(), engine.requests
+    return serve(scenario, config=config)
+
+
+@pytest.mark.parametrize("header", ["Bearer sk-One", "bearer sk-One", "Bearer  sk-One "])
+def test_who_sends_the_key_is_served(serve, header):
+    assert asked(serve, Authorization=header)[0] == 200
+
+
+@pytest.mark.parametrize("header", [
+    None, "", "Bearer", "Bearer ", "sk-One", "Basic sk-One", "Bearer sk-one", "Bearer sk-One sk-One", "Bearer sk-Öne"])
+def test_others_are_told_that_a_key_is_needed_and_nothing_is_done(serve, header):
+    status, headers, text, requests = asked(serve, **({} if header is None else {"Authorization": header}))
+    assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert json.loads(text) == {"error": "a key is needed, sent as `Authorization: Bearer KEY`",
+                                "error_type": "unauthorized"}
+    assert not requests
+
+
+@pytest.mark.parametrize(("method", "path"), [
+    ("POST", "/generate_stream"), ("GET", "/info"), ("GET", "/v1/requests/x/explain"), ("GET", "/nowhere"),
+    ("PUT", "/generate"), ("GET", "/health/")])
+def test_every_path_needs_one(serve, method, path):
+    assert asked(serve, method, path)[0] == 401
+
+
+def test_health_needs_none(serve):
+    assert asked(serve, "GET", "/health")[0] == 200
+
+
+def test_without_keys_nobody_needs_one(serve):
+    for headers in ({}, {"Authorization": "Bearer whatever"}):
+        status, _, _, [request] = asked(serve, config=RouterConfig(), **headers)
+        assert (status, request.tenant) == (200, ANYONE)
+
+
+def test_the_request_belongs_to_the_tenant_of_the_key(serve, tmp_path):
+    (tmp_path / "keys").write_text('{"sk-two": {"tenant": "a", "weight": 3}}')
+    config = RouterConfig(api_keys=str(tmp_path / "keys"))
+    *_, [request] = asked(serve, config=config, Authorization="Bearer sk-two")
+    assert request.tenant == Tenant("a", 3.0)

@@ -1,0 +1,102 @@
+"""From text to tokens: the limits of their number, threads, and names of blocks."""
+
+import asyncio
+import threading
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+
+from router.config import RouterConfig
+from router.errors import InvalidRequest, Overloaded
+from router.hashing import block_hashes
+from router.messages import ModelFacts
+from router.prompts import SHORT_PROMPT, Limits, Prompt, Prompts, Text
+from router.tokenizer import byte_tokenizer
+
+FACTS = ModelFacts(model="m", device="cpu", dtype="float32", vocabulary_size=512, max_positions=2048, block_size=16,
+                   num_blocks=100)
+TOKENIZER = byte_tokenizer()
+
+
+def text(prompt, truncate=None, max_new_tokens=None, namespace=b""):
+    return Text(prompt, truncate, max_new_tokens, namespace)
+
+
+def made(*args, facts=FACTS, tokenizer=TOKENIZER, **given):
+    with closing(Prompts(RouterConfig(), facts, tokenizer)) as prompts:
+        return asyncio.run(prompts.of(text(*args, **given)))
+
+
+# -- limits
+
+
+def test_a_request_may_be_as_long_as_model_and_cache_allow():
+    assert Limits.of(RouterConfig(), FACTS) == Limits(max_input_tokens=1599, max_total_tokens=1600)
+
+
+def test_configured_limits_hold():
+    config = RouterConfig(max_input_tokens=100, max_total_tokens=200)
+    assert Limits.of(config, FACTS) == Limits(max_input_tokens=100, max_total_tokens=200)
+
+
+@pytest.mark.parametrize(("setting", "flag"), [
+    ({"max_total_tokens": 1601}, "--max-total-tokens is 1601"),
+    ({"max_input_tokens": 1600}, "--max-input-tokens is 1600"),
+])
+def test_limits_beyond_what_fits_are_refused_at_the_start(setting, flag):
+    with pytest.raises(ValueError, match=flag):
+        Limits.of(RouterConfig(**setting), FACTS)
+
+
+def test_steps_that_may_yield_several_tokens_leave_fewer_places():
+    facts = ModelFacts("m", "cpu", "float32", 512, 4096, 16, 10, tokens_per_step=3)
+    assert Limits.of(RouterConfig(look_ahead=2), facts).max_total_tokens == 160 - 4
+
+
+# -- tokens
+
+
+def test_a_prompt_is_its_tokens():
+    assert made("warp") == Prompt(tuple(b"warp"), b"", ())
+
+
+def test_of_a_prompt_that_is_cut_the_last_tokens_count():
+    assert made("warp", truncate=2, namespace=b"n").tokens == tuple(b"rp")
+
+
+def test_tokens_that_the_model_does_not_know_are_refused():
+    with pytest.raises(InvalidRequest, match="token 240"):
+        made("😀", facts=replace(FACTS, vocabulary_size=200))
+
+
+@pytest.mark.parametrize("length", [40, 600])
+def test_full_blocks_have_names_in_the_namespace(length):
+    prompt = made("x" * length, namespace=b"weavers")
+    assert prompt.block_hashes == block_hashes(b"weavers", prompt.tokens, 16)
+    assert len(prompt.block_hashes) == length // 16
+
+
+# -- threads
+
+
+def test_more_prompts_than_concurrent_requests_are_refused_before_they_are_tokenised():
+    async def scenario(prompts):
+        first = asyncio.create_task(prompts.of(text("warp" * 200)))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="--max-concurrent-requests"):
+            await prompts.of(text("weft" * 200))
+        assert await first
+    with closing(Prompts(RouterConfig(max_concurrent_requests=1), FACTS, TOKENIZER)) as prompts:
+        asyncio.run(scenario(prompts))
+
+
+@pytest.mark.parametrize(("length", "thread"), [(SHORT_PROMPT, "MainThread"), (SHORT_PROMPT + 1, "tokenizer_0")])
+def test_longer_prompts_are_tokenised_beside_the_event_loop(length, thread):
+    names = []
+    class Watched(type(TOKENIZER)):
+        def encoding(self, *args, **kwargs):
+            names.append(threading.current_thread().name)
+            return super().encoding(*args, **kwargs)
+    made("w" * length, tokenizer=Watched(TOKENIZER._tokenizer, [256]))
+    assert names == [thread]
