@@ -80,6 +80,9 @@ class Blocks:
 
     # -- sharing
 
+    def knows(self, name: bytes) -> bool:
+        return name in self._published
+
     def find(self, names: Iterable[bytes]) -> list[int]:
         """The published blocks of these names, up to the first that is missing."""
         found = []

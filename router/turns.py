@@ -120,7 +120,9 @@ class Turns:
         """Somebody of the same tenant who finds most of its prompt in the cache, before others take the place."""
         if self._trials or now - first.arrival >= self._policy.passed_over_seconds or self._is_mostly_cached(first):
             return first
-        others = islice(self._queue.of(first.request.tenant.name), LOOKED_AT)
+        knows = self._running.blocks.knows
+        others = [s for s in islice(self._queue.of(first.request.tenant.name), LOOKED_AT)
+                  if s.names and knows(s.names[0])]
         return next((s for s in others if self._is_mostly_cached(s) and self._may_start(s)), first)
 
     def _is_mostly_cached(self, sequence: Sequence) -> bool:
