@@ -5,8 +5,10 @@ The only place where environment variables count. Knows no setting by its meanin
 
 import asyncio
 import inspect
+import json
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -16,20 +18,21 @@ from typing import Annotated, Any, Literal, NoReturn
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.validators import Number
 
-from launcher.environment import hub_cache, large_pages, machine_file
+from launcher.environment import hub_cache, large_pages, machine_file, record_folder
 from launcher.model import Model, find_model
-from launcher.plan import make_plan
+from launcher.plan import make_plan, python_module
 from launcher.processes import Failed, bind, serve
 from launcher.settings import GROUPS, POSITIONAL, Setting, make_configs
 
 LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
 
 
-def parameter(setting: Setting, group: Group) -> inspect.Parameter:
+def parameter(setting: Setting, group: Group, *, variables: bool = True) -> inspect.Parameter:
     rules = setting.field.metadata
     kind = Literal[rules["choices"]] if rules["choices"] else setting.type
     bounds = None if rules["low"] is rules["high"] is None else Number(gte=rules["low"], lte=rules["high"])
-    about = Parameter(name=setting.flags, help=rules["help"], env_var=setting.variables, validator=bounds, group=group)
+    about = Parameter(name=setting.flags, help=rules["help"], env_var=setting.variables if variables else (),
+                      validator=bounds, group=group)
     how = inspect.Parameter.POSITIONAL_OR_KEYWORD if setting.name in POSITIONAL else inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(
         setting.name, how, default=setting.field.default, annotation=Annotated[kind, about])
@@ -43,7 +46,7 @@ def serve_command(*words: str, **given: Any) -> None:
     shard = replace(shard, memory=str(machine_file(os.environ, version("weft"))))
     with bind(router.hostname, router.port) as listener, tempfile.TemporaryDirectory(prefix="weft-") as folder:
         plan = make_plan(router, shard, launch.num_shard, checked(folder), model,
-                         environment=large_pages(os.environ))
+                         environment=large_pages(os.environ), record_folder=str(record_folder(os.environ)))
         text = banner(listener, launch.num_shard, model)
         asyncio.run(serve(plan, listener, lambda: print(text, flush=True), router.shutdown_timeout))
 
@@ -73,6 +76,42 @@ def banner(listener: socket.socket, num_shard: int, model: Model | None) -> str:
             "stop: Ctrl-C, twice to stop at once")
 
 
+Trace = Annotated[str, Parameter(help="Recording, or a plain trace: JSON lines with at, prompt_tokens, output_tokens.")]
+Like = Annotated[str, Parameter(help="Recording whose shards and settings are assumed; by default the trace itself.")]
+Seed = Annotated[int, Parameter(help="Where the luck of the recorded steps begins.")]
+# Settings that the core decides by, and that may be tried in simulation.
+TRIED = ("max_concurrent_requests", "max_queue_requests", "max_queue_tokens", "max_queue_ms", "max_passed_over_ms",
+         "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "prefill_policy", "look_ahead",
+         "max_decode_stall_ms", "waiting_served_ratio", "max_waiting_tokens")
+
+
+def replay_command(file: Annotated[str, Parameter(help="Recording, as the router wrote it.")]) -> None:
+    """Play a recording again: does the scheduler decide the same? Ends with 1 if not, and says where."""
+    run_module("router.replay", file=os.path.abspath(file))
+
+
+def simulate_command(trace: Trace, *, like: Like = "", seed: Seed = 0, **settings: Any) -> None:
+    """What a recorded load would feel like under other settings, which are given as flags."""
+    run_module("router.simulate", trace=trace, like=like, seed=seed, settings=settings)
+
+
+def tune_command(
+        trace: Trace, *, goal: Annotated[str, Parameter(help="Such as ttft=500ms,itl.p50=20ms; p99 unless told.")],
+        like: Like = "", seed: Seed = 0) -> None:
+    """Find settings under which a recorded load would reach a goal."""
+    run_module("router.tune", trace=trace, goal=goal, like=like, seed=seed)
+
+
+def run_module(name: str, **order: Any) -> NoReturn:
+    raise SystemExit(subprocess.run([*python_module(name), json.dumps(order)], check=False).returncode)
+
+
+def tried() -> list[inspect.Parameter]:
+    """Flags for the settings that may be tried. Variables of the environment are meant for a server, not for these."""
+    settings = [setting for setting in GROUPS["Server"] if setting.name in TRIED]
+    return [parameter(setting, Group("Settings to try"), variables=False) for setting in settings]
+
+
 def make_app() -> App:
     app = App(name="weft", help="Serve large language models.", version=lambda: version("weft"),
               result_action="return_value")
@@ -80,6 +119,12 @@ def make_app() -> App:
     parameters = [parameter(setting, group) for group, settings in groups for setting in settings]
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app.command(serve_command, name="serve")
+    app.command(replay_command, name="replay")
+    known = inspect.signature(simulate_command).parameters
+    simulate_command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [*(known[name] for name in ("trace", "like", "seed")), *tried()])
+    app.command(simulate_command, name="simulate")
+    app.command(tune_command, name="tune")
     return app
 
 

@@ -35,6 +35,11 @@ def machine_file(environment: Mapping[str, str], release: str) -> Path:
     return cache_folder(environment) / "weft" / f"machine-{digest[:16]}.json"
 
 
+def record_folder(environment: Mapping[str, str]) -> Path:
+    """Where the router writes recordings."""
+    return cache_folder(environment) / "weft" / "recordings"
+
+
 def given(environment: Mapping[str, str], name: str) -> Path | None:
     return Path(environment[name]).expanduser() if environment.get(name) else None
 

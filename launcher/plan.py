@@ -42,9 +42,9 @@ def python_module(name: str) -> tuple[str, ...]:
 
 
 def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: str, model: Model | None, *,
-              environment: Mapping[str, str]) -> Plan:
+              environment: Mapping[str, str], record_folder: str = "") -> Plan:
     """One shard per rank, each with a socket in `folder` and `environment` beside what it inherits, and the router that
-    drives them. Without a model the shards simulate one."""
+    drives them and writes recordings to `record_folder`. Without a model the shards simulate one."""
     name, files = (model.name, model.folder) if model else ("", "")
     config = asdict(router)
     secrets = {API_KEY: config.pop("api_key")}  # whoever lists processes sees arguments, not environments
@@ -54,6 +54,6 @@ def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: 
         shards=tuple(Child(f"shard {item.rank}", python_module("shard.server"), asdict(item), environment)
                      for item in shards),
         router=Child("router", python_module("router"),
-                     {"config": config, "shards": [item.socket for item in shards], "model": name, "folder": files},
-                     secrets),
+                     {"config": config, "shards": [item.socket for item in shards], "model": name, "folder": files,
+                      "record_folder": record_folder}, secrets),
         folder=folder)

@@ -75,7 +75,7 @@ class Process:
         await self.ended
         return False
 
-    def end(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
 
@@ -113,7 +113,7 @@ async def end_all(processes: Sequence[Process], seconds: float) -> None:
     """Ask the processes to end, and after so many seconds make them."""
     for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, None)):
         for process in processes:
-            process.end(number)
+            process.send(number)
         if processes:
             await asyncio.wait([process.ended for process in processes], timeout=patience)
     for process in processes:
@@ -181,7 +181,7 @@ class Server:
             return  # they are being replaced already: those that are there now are not meant
         print(f"weft: the shards do not work: {why}", file=sys.stderr)
         for shard in self._shards:
-            shard.end(signal.SIGKILL)
+            shard.send(signal.SIGKILL)
 
     async def _mourn(self, dead: Process, replaced: str, deaths: Deaths) -> None:
         """Wait as long as a replacement should wait; raise when there shall be none."""
@@ -199,9 +199,15 @@ class Server:
         await end_all(self._router, seconds + MARGIN)
         await end_all(self._shards, MARGIN)
 
+    def record(self) -> None:
+        """Have the router write down its last minutes. One that is starting would not survive being asked."""
+        for router in self._router:
+            if router.ready.done() and router.ready.result():
+                router.send(signal.SIGUSR1)
+
     def kill(self) -> None:
         for process in self._router + self._shards:
-            process.end(signal.SIGKILL)
+            process.send(signal.SIGKILL)
 
 
 def bind(hostname: str, port: int) -> socket.socket:
@@ -230,6 +236,7 @@ async def serve(plan: Plan, listener: socket.socket, on_ready: Callable[[], None
     server = Server(plan, listener, parent_fd, on_ready)
     keep = asyncio.create_task(server.keep())
     stop_on_signals(keep, server)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, server.record)
     await asyncio.wait([keep])
     await server.stop(seconds_to_finish)
     os.close(parent_fd)

@@ -1,7 +1,8 @@
 """The router as a process: `python -P -m router JSON`. Puts the parts together; knows neither flags nor how to serve.
 
 The JSON object holds `config` (the fields of RouterConfig), `shards` (their addresses, by rank), for a real model its
-name (`model`) and where its files are (`folder`), and three descriptors that the process may have inherited:
+name (`model`) and where its files are (`folder`), where to write recordings (`record_folder`), and three descriptors
+that the process may have inherited:
 `listen_fd`, a bound socket; `ready_fd`, which gets the line `ready PORT` or `failed WHY`, and later `broken WHY` when
 the shards should be replaced; `parent_fd`, whose end-of-file says that the parent is gone. Only the key that clients
 must send comes by a variable, WEFT_API_KEY.
@@ -28,6 +29,7 @@ from router.http.app import create_app
 from router.http.server import Server
 from router.model_files import read_tokenizer
 from router.shards import Shards, ShardsLost
+from router.shelf import Shelf
 from router.tenants import Keys
 from router.tokenizer import byte_tokenizer
 from router.validation import Validator
@@ -46,6 +48,7 @@ class Order:
     listen_fd: int = -1
     ready_fd: int = -1
     parent_fd: int = -1
+    record_folder: str = ""  # where recordings are written; without one nothing is recorded
 
     @classmethod
     def from_json(cls, text: str, api_key: str = "") -> "Order":
@@ -60,6 +63,7 @@ class Running:
     engine: Engine
     validator: Validator
     server: Server
+    shelf: Shelf | None
 
     async def drain(self, seconds: float) -> None:
         """Take no new connection; whoever is served may get so many seconds more."""
@@ -71,25 +75,31 @@ class Running:
         await self.engine.stop()
         await self.server.close()
         self.validator.close()
+        if self.shelf is not None:
+            await asyncio.to_thread(self.shelf.close)
 
 
 async def start(order: Order) -> Running:
     keys = Keys.of(order.config)
     tokenizer = read_tokenizer(Path(order.folder)) if order.folder else byte_tokenizer()
     shards = Shards(order.shards, order.config.shard_transport)
-    engine = Engine(order.config, shards, tokenizer, lambda why: tell(order.ready_fd, f"broken {why}"))
+    shelf = Shelf(Path(order.record_folder), order.config) if order.record_folder else None
+    engine = Engine(order.config, shards, tokenizer, lambda why: tell(order.ready_fd, f"broken {why}"), shelf)
     await engine.start()
     try:
         validator = Validator(order.config, engine.facts, tokenizer)
     except ValueError:
         await engine.stop()
         raise
-    running = Running(engine, validator, Server(create_app(engine, validator, order.config, keys, order.model)))
+    server = Server(create_app(engine, validator, order.config, keys, order.model))
+    running = Running(engine, validator, server, shelf)
     try:
         port = await running.server.open(order.config.hostname, order.config.port, order.listen_fd)
     except OSError:
         await running.stop()
         raise
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGUSR1, lambda: engine.write_recording("asked for by SIGUSR1"))
     tell(order.ready_fd, f"ready {port}")
     return running
 

@@ -75,6 +75,9 @@ class RouterConfig:
     shard_transport: str = setting(
         "stream", "How steps travel to a shard: over one lasting call (stream), or each as a call of its own (unary), "
         "which costs the router more.", choices=("stream", "unary"))
+    record_minutes: float = setting(
+        5.0, "Minutes of the scheduler's decisions that are kept in memory, without text or tokens, to be written to a "
+        "file when it gets SIGUSR1 or fails (`weft replay`); 0 keeps none.", low=0, high=60)
     validation_workers: int = setting(2, "Threads that tokenise prompts.", low=1)
     shutdown_timeout: float = setting(
         30.0, "Seconds that running requests get to finish when the server is asked to stop.", low=0)

@@ -22,9 +22,11 @@ from router.errors import NotReady, Overloaded
 from router.events import Entered, Event, Refused
 from router.messages import Answer, ModelFacts, Plan
 from router.policy import Policy, without_effect
+from router.recorder import Recorder
 from router.request import Request, Tenant
 from router.scheduler import Scheduler
 from router.shards import Shards, ShardsLost
+from router.shelf import Shelf
 from router.stream import Stream
 from router.tokenizer import Tokenizer
 from router.trials import Loss
@@ -46,13 +48,14 @@ class UnderWay:
 
 class Engine:
     def __init__(self, config: RouterConfig, shards: Shards, tokenizer: Tokenizer,
-                 on_broken: Callable[[str], None] = log.error) -> None:
-        """`on_broken` hears why the shards' processes should be replaced."""
+                 on_broken: Callable[[str], None] = log.error, shelf: Shelf | None = None) -> None:
+        """`on_broken` hears why the shards' processes should be replaced. With a shelf the core is recorded."""
         self.config = config
         self.is_ready = False
         self._shards = shards
         self._tokenizer = tokenizer
         self._on_broken = on_broken
+        self._shelf = shelf
         self._under_way: deque[UnderWay] = deque()
         self._wake = asyncio.Event()
         shards.on_gone = self._wake.set
@@ -73,12 +76,17 @@ class Engine:
         policy = Policy.of(self.config, self.facts)
         for flag in without_effect(self.config, policy):
             log.warning("%s has no effect with mixed steps, only with --prefill-policy pause", flag)
-        self._core = Scheduler(policy, self.facts)
+        self._core = self._new_core(policy)
         self._clients = Clients(self.config, self._tokenizer, self._core, self._wake.set)
         self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
         self.is_ready = True
         self._loop = asyncio.create_task(self._run(), name="engine")
         self._loop.add_done_callback(self._ended)
+
+    def _new_core(self, policy: Policy) -> Scheduler:
+        if self._shelf is None or not self.config.record_minutes:
+            return Scheduler(policy, self.facts)
+        return Recorder(policy, self.facts, 60 * self.config.record_minutes, now())
 
     async def stop(self) -> None:
         """Whoever is still served fails; nothing is left behind."""
@@ -115,6 +123,14 @@ class Engine:
     def may_use(self, request_id: str, tenant: Tenant) -> bool:
         """Whether a new request of this tenant may be known by this id."""
         return self._clients.accounts.may_use(request_id, tenant)
+
+    def write_recording(self, why: str, *, asked: bool = True) -> None:
+        """The last minutes of the core to a file, if they are kept; what nobody asked for not often."""
+        if self._shelf is not None and isinstance(self._core, Recorder):
+            put = self._shelf.put if asked else self._shelf.put_unasked
+            put(self._core.segments(), self.facts, why)
+        elif asked:
+            log.warning("nothing is recorded (--record-minutes %g)", self.config.record_minutes)
 
     @property
     def num_unfinished(self) -> int:
@@ -194,6 +210,7 @@ class Engine:
             log.critical("the engine's loop failed", exc_info=loop.exception())
             self.is_ready = False
             self._alarm.cancel()
+            self.write_recording("the engine's loop failed")
             self._clients.fail_everyone("the server failed")
 
     # -- shards
@@ -236,6 +253,7 @@ class Engine:
         """Processes that hang, or that answer nonsense again and again, are to be replaced."""
         if lost.loss is Loss.DEFECT:
             self._defects.append(now())
+            self.write_recording("router and shards disagree", asked=False)
         repeated = len(self._defects) == DEFECTS and self._defects[-1] - self._defects[0] < DEFECT_WINDOW
         if lost.broken or repeated:
             self._defects.clear()

@@ -3,26 +3,32 @@
 The one place where a sequence ends. Knows nothing of steps or of the reasons for an end.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 
 from router.deadlines import Deadlines
 from router.events import Expired, Failed, Finished
 from router.forecast import Forecast
+from router.queue import Queue
 from router.request import FinishReason, Request, Resource
+from router.running import Running
 from router.sequence import Sequence, State
 from router.shares import Shares
+from router.trials import Trials
 
 
 class Register:
-    def __init__(self, shares: Shares, forecast: Forecast, leave: Callable[[Sequence], None]) -> None:
-        """`leave` takes a sequence from wherever it stands."""
+    def __init__(self, queue: Queue, trials: Trials, shares: Shares, forecast: Forecast) -> None:
+        self._queue = queue
+        self._trials = trials
         self._shares = shares
         self._forecast = forecast
-        self._leave = leave
         self._deadlines = Deadlines()
         self._numbers = count(1)
         self._sequences: dict[int, Sequence] = {}
+
+    def start_empty(self, running: Running) -> None:
+        self._running = running
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -77,7 +83,11 @@ class Register:
         return Failed(sequence.number, reason)
 
     def end(self, sequence: Sequence, now: float) -> None:
-        self._leave(sequence)
+        if sequence.state is State.WAITING:
+            self._queue.remove(sequence)
+        elif sequence.state is State.RUNNING:
+            self._running.leave(sequence, State.OVER)
+        self._trials.clear(sequence)
         sequence.state = State.OVER
         sequence.story.end(now)
         self._shares.leave(sequence.request.tenant)

@@ -42,7 +42,7 @@ class Scheduler:
         self._admission = Admission(policy, self._queue, self._shares, self._forecast)
         self._present: set[Resource] = set()
         self._turns = Turns(policy, self._queue, self._trials, self._shares, self._present)
-        self.sequences = Register(self._shares, self._forecast, self._leave)
+        self.sequences = Register(self._queue, self._trials, self._shares, self._forecast)
         self._epoch: int | None = None
         self._now = 0.0  # of the plan that is being made
         self._facts = facts
@@ -57,6 +57,7 @@ class Scheduler:
         self._in_flight: deque[Step] = deque()
         self._turns.start_empty(self.running)
         self._admission.start_empty(self.running)
+        self.sequences.start_empty(self.running)
         self._order = 0
         self._answered_at: float | None = None  # when the step before was answered, if others were under way then
 
@@ -85,6 +86,11 @@ class Scheduler:
     def predicted_wait(self, tenant: Tenant) -> float:
         """Seconds until a request that came now would start."""
         return self._admission.predicted_wait(tenant)
+
+    @property
+    def last_load(self) -> Load:
+        """What the step that was planned last consists of, for those who must say how long it takes."""
+        return (self._in_flight[-1].load if self._in_flight else None) or Load()
 
     def story(self, number: int) -> Story:
         """Of a sequence that is not over; it goes on being told there."""
@@ -169,9 +175,9 @@ class Scheduler:
         counts: dict[int, int] = {}
         events: list[Event] = [Produced(counts)] if step.expects else []
         rows, failed = answer.rows, answer.failed
-        for sequence, blocks, end in step.fills:
-            if sequence.blocks is blocks and sequence.number not in failed:
-                self._filled(sequence, end, now)
+        for filled in step.fills:
+            if filled.is_there and filled.sequence.number not in failed:
+                self._filled(filled.sequence, filled.end, now)
         for sequence in step.expects:
             sequence.in_flight -= 1
             number = sequence.number
@@ -293,11 +299,3 @@ class Scheduler:
         room = blocks.count * blocks.size
         return [self.sequences.fail(s, f"{s.request.max_length} tokens do not fit the cache of {room}", now)
                 for s in sequences if self.running.whole(s) > blocks.count]
-
-    def _leave(self, sequence: Sequence) -> None:
-        """It has its end."""
-        if sequence.state is State.WAITING:
-            self._queue.remove(sequence)
-        elif sequence.state is State.RUNNING:
-            self.running.leave(sequence, State.OVER)
-        self._trials.clear(sequence)

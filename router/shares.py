@@ -4,7 +4,6 @@ A tenant that comes back after a time with nothing to do starts at the smallest 
 nothing. Knows nothing of queues or steps; costs are tokens.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 
 from router.request import Tenant
@@ -16,18 +15,18 @@ PER_GENERATED_TOKEN = 2.0  # a prompt's token costs 1
 class Shares:
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}
-        self._present: Counter[str] = Counter()  # sequences in the house
+        self._present: dict[str, int] = {}  # sequences in the house
         self.several = False  # whether there is anybody to be fair to
 
     def num_present(self, tenant: Tenant) -> int:
-        return self._present[tenant.name]
+        return self._present.get(tenant.name, 0)
 
     def enter(self, tenant: Tenant) -> None:
         """One of its sequences came to the house."""
         if tenant.name not in self._present:
             least = min((self._counters[name] for name in self._present), default=0.0)
             self._counters[tenant.name] = max(self._counters.get(tenant.name, 0.0), least)
-        self._present[tenant.name] += 1
+        self._present[tenant.name] = self._present.get(tenant.name, 0) + 1
         self.several = len(self._present) > 1
 
     def leave(self, tenant: Tenant) -> None:

@@ -2,19 +2,23 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from router.costs import Load
 from router.sequence import Sequence
 from router.steps import Draft, load_of_step
 
 
-class Filled(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Filled:
     """What a chunk puts into the cache. Who yielded and came back since has other blocks."""
 
     sequence: Sequence
     blocks: list[int]
     end: int  # tokens of the sequence
+
+    @property
+    def is_there(self) -> bool:
+        return self.sequence.blocks is self.blocks
 
 
 @dataclass(frozen=True, slots=True)

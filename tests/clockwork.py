@@ -81,14 +81,15 @@ class Life:
 class Clockwork:
     def __init__(self, policy: Policy, model: Model, num_blocks: int = 40_000, *, seed: int = 0, block_size: int = 16,
                  latency: float = 0.0, foresee: bool = False,
-                 luck: Callable[[random.Random], tuple[float, bool]] = lambda _: (1.0, False)) -> None:
+                 luck: Callable[[random.Random], tuple[float, bool]] = lambda _: (1.0, False),
+                 core: Callable[[Policy, ModelFacts], Scheduler] = Scheduler) -> None:
         self.policy, self.model, self.luck = policy, model, luck
         self.foresee = foresee
         self.latency = latency  # of every message, each way
         self.random = random.Random(seed)
         self.now = 0.0
         facts = model.facts(num_blocks, block_size)
-        self.core = Scheduler(policy, facts)
+        self.core = core(policy, facts)
         self.core.shards_ready(facts, 1, 0.0)
         self.lives: dict[int, Life] = {}
         self.taken: list[Taken] = []

@@ -28,7 +28,7 @@ def random_fault(rng):
     return f"{text}:{argument}" if argument else text
 
 
-def random_world(seed):
+def random_world(seed, **more):
     rng = random.Random(seed)
     config = RouterConfig(
         max_batch_prefill_tokens=rng.choice([32, 64, 256]), max_batch_size=rng.choice([2, 6, 12]),
@@ -39,7 +39,7 @@ def random_world(seed):
     model = SimulatedConfig(
         num_blocks=rng.choice([14, 20, 40, 100]), tokens_per_step=rng.choice([1, 1, 1, 3]), max_positions=256,
         mean_output_length=rng.choice([0.0, 50.0]), faults=";".join(faults))
-    world = World(config, model, seed, noise=lambda r: r.lognormvariate(0, 0.1))
+    world = World(config, model, seed, noise=lambda r: r.lognormvariate(0, 0.1), **more)
     for client in random_clients(rng):
         world.add(client)
     world.at(rng.random(), lambda: world.provide(ADAPTER, present=rng.random() < 0.8))

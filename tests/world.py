@@ -15,7 +15,7 @@ from router import wire
 from router.config import RouterConfig
 from router.events import Entered, Expired, Failed, Finished, Produced, Refused
 from router.hashing import block_hashes, namespace
-from router.messages import Answer, Plan
+from router.messages import Answer, ModelFacts, Plan
 from router.policy import Policy
 from router.request import FinishReason, Request, Resource
 from router.scheduler import Scheduler
@@ -83,7 +83,8 @@ def named(request: Request, block_size: int) -> Request:
 
 class World:
     def __init__(self, config: RouterConfig, model: SimulatedConfig, seed: int = 0,
-                 noise: Callable[[random.Random], float] = lambda _: 1.0) -> None:
+                 noise: Callable[[random.Random], float] = lambda _: 1.0,
+                 core: Callable[[Policy, ModelFacts], Scheduler] = Scheduler) -> None:
         self.random = random.Random(seed)
         self.config, self.model, self.noise = config, model, noise
         self.now = 0.0
@@ -103,7 +104,7 @@ class World:
         self.worker = self._new_worker(model)
         self.facts = wire.facts([self.worker.info()])
         self.policy = Policy.of(config, self.facts)
-        self.core = Scheduler(self.policy, self.facts)
+        self.core = core(self.policy, self.facts)
         self._waiting_answers: list[tuple[Plan, Any]] = []
         self._busy_until = 0.0
         self._ready()

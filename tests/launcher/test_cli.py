@@ -75,7 +75,8 @@ def test_a_flag_wins_over_its_variable(given: Callable[..., Any], monkeypatch: p
 
 @pytest.mark.parametrize(("arguments", "line"), [
     (("serve", "--prot", "80"), "weft: Unknown option: --prot. Did you mean --port?"),
-    (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve.'),
+    (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve, replay, simulate, '
+                'tune.'),
     (("serve", "--port", "no"), 'weft: Invalid value for --port: unable to convert "no" into int.'),
     (("serve", "--port", "70000"), 'weft: Invalid value "70000" for --port. Must be <= 65535.'),
     (("serve", "/no/model"), "weft: there is no folder /no/model"),
@@ -118,3 +119,42 @@ def test_the_banner_says_when_no_model_is_served() -> None:
 def test_an_address_of_version_six_is_written_as_urls_have_it() -> None:
     with bind("::1", 0) as listener:
         assert "http://[::1]:" in cli.banner(listener, 1, None)
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch, weft: Callable[..., Any]) -> Callable[..., tuple[str, dict[str, Any]]]:
+    """The module that a command line runs, and what it is told, instead of running it."""
+    def run(*arguments: str) -> tuple[str, dict[str, Any]]:
+        found: list[tuple[str, dict[str, Any]]] = []
+        monkeypatch.setattr(cli, "run_module", lambda name, **order: found.append((name, order)))
+        assert weft(*arguments)[0] == 0
+        return found[0]
+    return run
+
+
+def test_subcommands_are_modules_of_the_router(module: Callable[..., Any]) -> None:
+    assert module("replay", "/file") == ("router.replay", {"file": "/file"})
+    assert module("simulate", "a", "--like", "b", "--max-batch-size", "8", "--seed", "3") == (
+        "router.simulate", {"trace": "a", "like": "b", "seed": 3, "settings": {"max_batch_size": 8}})
+    assert module("tune", "a", "--goal", "ttft=5ms") == (
+        "router.tune", {"trace": "a", "goal": "ttft=5ms", "like": "", "seed": 0})
+
+
+def test_variables_are_for_servers_and_not_for_simulations(
+        module: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_MAX_BATCH_SIZE", "3")
+    assert module("simulate", "a")[1]["settings"] == {}
+
+
+def test_only_settings_that_the_core_decides_by_can_be_tried(weft: Callable[..., Any]) -> None:
+    assert weft("simulate", "a", "--port", "80")[0] == 2
+    assert set(cli.TRIED) < {setting.name for setting in cli.GROUPS["Server"]}
+
+
+@pytest.mark.slow
+def test_a_child_says_what_is_wrong_and_its_exit_code_is_ours(
+        monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["weft", "replay", "/no/file"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code, *capfd.readouterr()) == (2, "", "weft: cannot read /no/file: No such file or directory\n")

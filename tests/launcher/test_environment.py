@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.environment import hub_cache, large_pages, machine_file
+from launcher.environment import hub_cache, large_pages, machine_file, record_folder
 
 
 @pytest.mark.parametrize(("environment", "folder"), [
@@ -46,3 +46,7 @@ def test_without_a_home_nothing_is_remembered_and_nothing_fails(monkeypatch: pyt
 ])
 def test_shards_ask_for_large_pages_unless_the_user_decided(told: dict[str, str], tunables: dict[str, str]) -> None:
     assert large_pages(told) == tunables
+
+
+def test_recordings_are_kept_with_what_can_be_made_anew() -> None:
+    assert record_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/weft/recordings")

@@ -79,3 +79,8 @@ def test_the_key_of_clients_is_no_argument_since_others_see_those() -> None:
 
 def test_a_key_that_is_left_out_is_not_inherited_either() -> None:
     assert make_plan(RouterConfig(), SHARD, 1, "/folder", None, environment={}).router.environment == {API_KEY: ""}
+
+
+def test_the_router_knows_where_recordings_go() -> None:
+    plan = make_plan(RouterConfig(), SHARD, 1, "/folder", None, environment={}, record_folder="/recordings")
+    assert plan.router.settings["record_folder"] == "/recordings"

@@ -164,7 +164,7 @@ def test_when_a_shard_dies_all_shards_are_replaced_and_the_router_stays(
     async def story(served: Served) -> None:
         await births.next(3)
         await served.ready.wait()
-        served.server._shards[1].end(signal.SIGKILL)
+        served.server._shards[1].send(signal.SIGKILL)
         assert await births.next(2) == {"s0", "s1"}
         assert not served.server._router[0].ended.done()
     serving(story)
@@ -174,7 +174,7 @@ def test_every_start_of_the_shards_meets_at_a_place_of_its_own(serving: Callable
     async def story(served: Served) -> None:
         [first] = await births.next(2)
         await served.ready.wait()
-        served.server._shards[0].end(signal.SIGKILL)
+        served.server._shards[0].send(signal.SIGKILL)
         [second] = await births.next(2)
         assert (first, second) == ("/meeting-1", "/meeting-2")
     serving(story, shard=MEETING, router=START + READY + WAIT)
@@ -184,7 +184,7 @@ def test_when_the_router_dies_it_is_replaced_and_the_shards_stay(serving: Callab
     async def story(served: Served) -> None:
         await births.next(3)
         await served.ready.wait()
-        served.server._router[0].end(signal.SIGKILL)
+        served.server._router[0].send(signal.SIGKILL)
         assert await births.next(1) == {"router"}
         assert not any(shard.ended.done() for shard in served.server._shards)
     serving(story)
@@ -211,9 +211,9 @@ def test_the_deaths_of_shards_and_of_the_router_are_counted_apart(
     async def story(served: Served) -> None:
         await births.next(3)
         await served.ready.wait()
-        served.server._shards[0].end(signal.SIGKILL)
+        served.server._shards[0].send(signal.SIGKILL)
         await births.next(2)
-        served.server._router[0].end(signal.SIGKILL)
+        served.server._router[0].send(signal.SIGKILL)
         assert await births.next(1) == {"router"}
     serving(story, pauses=(0.0,))
 
@@ -227,6 +227,19 @@ def test_the_router_ends_before_the_shards(serving: Callable[..., None]) -> None
         await served.stop()
         assert order[0] == "router"
     serving(story)
+
+
+def test_the_router_is_asked_for_a_recording_when_it_can_write_one(
+        serving: Callable[..., None], births: Births) -> None:
+    async def story(served: Served) -> None:
+        served.server.record()  # nobody is there yet
+        await served.ready.wait()
+        await births.next(3)
+        served.server.record()
+        assert await births.next(1) == {"recorded"}
+    note = "open(told['births'], 'a').write('recorded\\n')"
+    serving(story, router=START + f"signal.signal(signal.SIGUSR1, lambda *_: {note}); "
+            + BORN.removeprefix(START) + READY + WAIT + "; " + WAIT)
 
 
 def test_killing_cuts_a_stop_short(serving: Callable[..., None]) -> None:

@@ -10,8 +10,11 @@ from router import engine
 from router.delivery import Delivery
 from router.engine import Engine
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
+from router.recording import Recording
+from router.replay import Replay
 from router.request import ANYONE, FinishReason
 from router.shards import Shards, ShardsLost
+from router.shelf import Shelf
 from router.story import RUNNING, Cause
 from router.tokenizer import byte_tokenizer
 from shard.simulated import SimulatedWorker
@@ -92,6 +95,66 @@ def test_drained_means_that_nobody_is_left(tmp_path):
         for stream in streams:
             Heard(stream.request).take(await stream.events())
     play(story, tmp_path)
+
+
+# -- recordings
+
+
+async def recorded(weft, folder):
+    """The engine started again, with a shelf."""
+    await weft.engine.stop()
+    shelf = Shelf(folder, weft.config)
+    weft.engine = Engine(weft.config, Shards(weft.shards.addresses), byte_tokenizer(), shelf=shelf)
+    await weft.engine.start()
+    return shelf
+
+
+async def replayed(shelf, folder):
+    await asyncio.to_thread(shelf.close)
+    path, = folder.glob("*")
+    return Recording(path), Replay(Recording(path)).run()
+
+
+def test_what_was_served_can_be_written_down_and_replays(tmp_path):
+    async def story(weft):
+        shelf = await recorded(weft, tmp_path / "recordings")
+        await weft.hear_right(*(ask(f"{number} looms", 20) for number in range(6)))
+        weft.engine.write_recording("a test")
+        _, outcome = await replayed(shelf, tmp_path / "recordings")
+        assert outcome.difference is None
+        assert outcome.num_events > 40
+    play(story, tmp_path, num_blocks=12)
+
+
+def test_an_engine_that_fails_leaves_a_recording(tmp_path, monkeypatch):
+    async def story(weft):
+        shelf = await recorded(weft, tmp_path / "recordings")
+        monkeypatch.setattr(weft.engine._clients, "read", None)
+        heard, = await weft.hear(ask())
+        assert isinstance(heard.error, NotReady)
+        recording, outcome = await replayed(shelf, tmp_path / "recordings")
+        assert "the engine's loop failed" in recording.path.read_text()
+        assert outcome.difference is None
+    play(story, tmp_path)
+
+
+def test_shards_that_make_no_sense_leave_a_recording(tmp_path):
+    async def story(weft):
+        shelf = await recorded(weft, tmp_path / "recordings")
+        await weft.hear_right(ask())
+        _, outcome = await replayed(shelf, tmp_path / "recordings")
+        assert outcome.difference is None
+    play(story, tmp_path, faults="wrong@decode:3:missing")
+
+
+def test_without_a_shelf_or_without_minutes_nothing_is_recorded(tmp_path, caplog):
+    async def story(weft):
+        weft.engine.write_recording("a test")
+        await recorded(weft, tmp_path / "recordings")
+        weft.engine.write_recording("a test")
+        assert caplog.messages.count("nothing is recorded (--record-minutes 0)") == 2
+        assert not (tmp_path / "recordings").exists()
+    play(story, tmp_path, record_minutes=0)
 
 
 # -- at the door

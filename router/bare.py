@@ -1,0 +1,52 @@
+"""Requests without what was said: the length of a prompt for its tokens, no text, nothing of how tokens are chosen.
+
+What is left is all that the core decides by. Where a request is made of it again every token is `NOTHING`, but for the
+one that ended a sequence, which is `END`.
+"""
+
+from operator import attrgetter
+from typing import Any
+
+from router.request import Request, Resource, Tenant
+
+NOTHING, END = 0, 1
+ENDS = frozenset({END})
+LEFT_OUT = frozenset({"prompt", "key", "sampling", "end_tokens", "stop_strings", "max_length"})
+KEPT = ("id", "max_new_tokens", "prompt_logprobs", "priority", "tenant", "timeout", "namespace", "block_hashes",
+        "adapter", "grammar")
+
+Bare = tuple[int, tuple[Any, ...]]  # tokens in the prompt, and the values of KEPT
+
+kept_of = attrgetter(*KEPT)
+tenant_of = attrgetter(*Tenant.__slots__)
+
+
+def bare(request: Request) -> Bare:
+    return len(request.prompt), kept_of(request)
+
+
+def request_of(length: int, kept: tuple[Any, ...]) -> Request:
+    return Request(prompt=(NOTHING,) * length, end_tokens=ENDS, **dict(zip(KEPT, kept, strict=True)))
+
+
+def told(given: Bare) -> dict[str, Any]:
+    """As JSON has it."""
+    values = dict(zip(KEPT, given[1], strict=True))
+    values["tenant"] = list(tenant_of(values["tenant"]))
+    values["namespace"] = values["namespace"].hex()
+    values["block_hashes"] = [name.hex() for name in values["block_hashes"]]
+    for name in ("adapter", "grammar"):
+        values[name] = values[name] and [values[name].kind, values[name].id]
+    return {"prompt_tokens": given[0], **values}
+
+
+def heard(values: dict[str, Any]) -> Request:
+    """The request of what `told` made."""
+    values = dict(values)
+    length = values.pop("prompt_tokens")
+    values["tenant"] = Tenant(*values["tenant"])
+    values["namespace"] = bytes.fromhex(values["namespace"])
+    values["block_hashes"] = tuple(map(bytes.fromhex, values["block_hashes"]))
+    for name in ("adapter", "grammar"):
+        values[name] = values[name] and Resource(*values[name])
+    return Request(prompt=(NOTHING,) * length, end_tokens=ENDS, **values)

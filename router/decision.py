@@ -1,0 +1,49 @@
+"""What the core decided, short enough to be written down with every step, and the same on every machine."""
+
+from hashlib import blake2b
+from marshal import dumps
+from typing import Any
+
+from router.events import Event, Produced
+from router.messages import Decode, Filter, Grant, Message, Plan, Prefill
+
+LAYOUT = 2  # of marshal: the last one in which equal numbers always make equal bytes
+
+Outcome = tuple[Any, ...]
+
+
+def of_plan(plan: Plan) -> Outcome:
+    """The order, a digest of all there is to a plan but the predicted seconds, which are no decision, and three figures
+    for people: sequences that decode, sequences that enter, prompt tokens."""
+    silent = len(plan.members) - len(plan.expects)  # who yields no token: prompts that go on
+    figures = dumps((plan.order, plan.members, plan.expects if silent else (), [*map(_figures, plan.messages)]), LAYOUT)
+    digest = blake2b(figures, digest_size=8).hexdigest()
+    step = plan.messages[-1]
+    if not isinstance(step, Prefill):
+        return (plan.order, digest, len(plan.members), 0, 0)
+    tokens = sum(chunk.length for chunk in step.chunks)
+    return (plan.order, digest, len(plan.members) - len(step.chunks), len(step.newcomers), tokens)
+
+
+def _figures(message: Message) -> tuple[Any, ...]:
+    if isinstance(message, Decode):
+        return (0, message.batch, [*map(_grant, message.grants)], message.keep)
+    if isinstance(message, Prefill):
+        newcomers = [(n.sequence, len(n.generated), n.blocks, n.num_cached) for n in message.newcomers]
+        chunks = [(c.sequence, c.start, c.length) for c in message.chunks]
+        return (1, message.batch, newcomers, chunks, message.alongside, [*map(_grant, message.grants)], message.keep)
+    if isinstance(message, Filter):
+        return (2, message.batch, message.keep)
+    return (3, message.batches)
+
+
+def _grant(grant: Grant) -> tuple[Any, ...]:
+    return (grant.sequence, grant.blocks)
+
+
+def of_events(events: list[Event]) -> Outcome:
+    """Everything but tokens, whose numbers follow from the answer: it is an input."""
+    if len(events) == 1 and type(events[0]) is Produced:
+        return ()
+    return tuple((type(event).__name__, *(getattr(event, name) for name in event.__slots__))
+                 for event in events if type(event) is not Produced)

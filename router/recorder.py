@@ -1,0 +1,194 @@
+"""A core that writes down what it hears and what it decides: the last minutes, in memory.
+
+What is noted is what the core decides on: times, lengths, names of blocks, who ended; no token, no text. Segments of
+half a minute follow each other, each with the whole core as it stood at its beginning, so that what is kept can be
+replayed from the oldest one on. Knows nothing of files.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Any
+
+from router import decision
+from router.anatomy import names_of
+from router.bare import bare
+from router.decision import Outcome
+from router.events import Event, Finished, Produced
+from router.hashing import block_hash
+from router.messages import Answer, ModelFacts, Plan
+from router.policy import Policy
+from router.request import FinishReason, Request, Resource
+from router.scheduler import Scheduler
+from router.snapshot import Snapshot, take
+from router.trials import Loss
+
+SEGMENT_SECONDS, SEGMENT_SHARE = 30.0, 0.1  # how long a segment is at least, and of all that is kept
+MOST_EVENTS = 20_000  # in a segment
+MOST_SEGMENTS = 16  # however short they are
+
+# A call that the core heard: its name, when, with what, what came of it, and the names that blocks got meanwhile. A
+# time alone is a call of `plan` that returned nothing.
+Note = tuple[str, float, tuple[Any, ...], Outcome, tuple[bytes, ...]] | float
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    snapshot: Snapshot
+    began: float
+    notes: Rows[Note]
+
+
+class Tape:
+    """The ring of segments. Begins with the first `cut`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.segments: deque[Segment] = deque(maxlen=MOST_SEGMENTS)
+        self.notes: list[Note] = []  # of the last segment
+        self.names: list[bytes] = []  # of the call that is going on
+        self.due = 0.0  # when the next segment begins
+
+    def cut(self, snapshot: Snapshot, now: float) -> None:
+        self.notes = []
+        self.segments.append(Segment(snapshot, now, self.notes))
+        self.due = now + max(SEGMENT_SECONDS, SEGMENT_SHARE * self.seconds)
+        while len(self.segments) > 1 and self.segments[1].began < now - self.seconds:
+            self.segments.popleft()
+
+    def note(self, call: str, now: float, given: tuple[Any, ...], outcome: Outcome) -> None:
+        names = tuple(self.names) if self.names else ()
+        self.names.clear()
+        self.notes.append((call, now, given, outcome, names))
+
+    def copy(self) -> list[Segment]:
+        """What there is by now; nobody changes it any more."""
+        return [Segment(segment.snapshot, segment.began, tuple(segment.notes)) for segment in self.segments]
+
+
+class Hasher:
+    """Names blocks, and notes the names."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+
+    def __call__(self, before: bytes, tokens: Rows[int]) -> bytes:
+        name = block_hash(before, tokens)
+        self._tape.names.append(name)
+        return name
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """In a snapshot it is no more than the place where a hasher belongs."""
+        return plain_hasher, ()
+
+
+def plain_hasher() -> object:
+    return block_hash
+
+
+class Recorder(Scheduler):
+    def __init__(self, policy: Policy, facts: ModelFacts, seconds: float, now: float) -> None:
+        """Keeps at least so many seconds, if there are not too many events."""
+        self._tape = tape = Tape(seconds)
+        self._hears_many = facts.tokens_per_step > 1
+        super().__init__(policy, facts, Hasher(tape))
+        tape.cut(take(self), now)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """In a snapshot it is the core without the tape."""
+        fields = {name: getattr(self, name) for name in names_of(Scheduler) if hasattr(self, name)}
+        return object.__new__, (Scheduler,), fields
+
+    def segments(self) -> list[Segment]:
+        return self._tape.copy()
+
+    # -- requests
+
+    def submit(self, request: Request, now: float) -> list[Event]:
+        events = super().submit(request, now)
+        self._tape.note("submit", now, (bare(request),), decision.of_events(events))
+        return events
+
+    def cancel(self, number: int, now: float) -> list[Event]:
+        events = super().cancel(number, now)
+        self._tape.note("cancel", now, (number,), decision.of_events(events))
+        return events
+
+    def hold(self, number: int, now: float) -> list[Event]:
+        events = super().hold(number, now)
+        self._tape.note("hold", now, (number,), decision.of_events(events))
+        return events
+
+    def resume(self, number: int, now: float) -> list[Event]:
+        events = super().resume(number, now)
+        self._tape.note("resume", now, (number,), decision.of_events(events))
+        return events
+
+    def available(self, resource: Resource, now: float) -> list[Event]:
+        events = super().available(resource, now)
+        self._tape.note("available", now, (resource.kind, resource.id), decision.of_events(events))
+        return events
+
+    def unavailable(self, resource: Resource, reason: str, now: float) -> list[Event]:
+        events = super().unavailable(resource, reason, now)
+        self._tape.note("unavailable", now, (resource.kind, resource.id, reason), decision.of_events(events))
+        return events
+
+    # -- steps
+
+    def plan(self, now: float) -> Plan | None:
+        tape = self._tape
+        if now >= tape.due or len(tape.notes) >= MOST_EVENTS:
+            tape.cut(take(self), now)
+        try:
+            plan = super().plan(now)
+        except Exception as error:
+            tape.note("crash", now, ("plan",), (repr(error),))
+            raise
+        if plan is None and not tape.names:
+            tape.notes.append(now)
+        else:
+            tape.note("plan", now, (), decision.of_plan(plan) if plan is not None else ())
+        return plan
+
+    def complete(self, order: int, answer: Answer, stopped: Mapping[int, int], now: float) -> list[Event]:
+        try:
+            events = super().complete(order, answer, stopped, now)
+        except Exception as error:
+            self._tape.note("crash", now, ("complete", order, answer.epoch, answer.seconds), (repr(error),))
+            raise
+        outcome = decision.of_events(events)
+        given: tuple[Any, ...] = (order, answer.epoch, answer.seconds)
+        if outcome or stopped or self._hears_many or answer.failed:
+            given += rare(answer, stopped, events)
+        self._tape.note("complete", now, given, outcome)
+        return events
+
+    # -- time and shards
+
+    def expire(self, now: float) -> list[Event]:
+        events = super().expire(now)
+        self._tape.note("expire", now, (), decision.of_events(events))
+        return events
+
+    def shards_lost(self, now: float, loss: Loss) -> list[Event]:
+        events = super().shards_lost(now, loss)
+        self._tape.note("shards_lost", now, (loss.name,), decision.of_events(events))
+        return events
+
+    def shards_ready(self, facts: ModelFacts, epoch: int, now: float) -> list[Event]:
+        self._hears_many = facts.tokens_per_step > 1
+        events = super().shards_ready(facts, epoch, now)
+        self._tape.note("shards_ready", now, (facts, epoch), decision.of_events(events))
+        return events
+
+
+def rare(answer: Answer, stopped: Mapping[int, int], events: list[Event]) -> tuple[Any, ...]:
+    """What an answer says beside one token for everybody, none of which ends: rows of another length, the index of the
+    token that ended a sequence, tokens up to a stop string, and who failed."""
+    counts = next((event.counts for event in events if isinstance(event, Produced)), {})
+    ended = [(event.sequence, counts[event.sequence] - 1) for event in events
+             if isinstance(event, Finished) and event.reason is FinishReason.END_TOKEN]
+    lengths = [(number, len(row.tokens)) for number, row in answer.rows.items() if len(row.tokens) != 1]
+    return (tuple(lengths), tuple(ended), tuple(stopped.items()), tuple(answer.failed.items()))

@@ -1,0 +1,72 @@
+"""Where recordings are kept: files in a folder, named by time, of which the oldest leave.
+
+Writing takes a thread of its own and a second or two. Whatever goes wrong with it is a line in the log and nothing
+more. Knows nothing of when a recording is worth a file.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from router.config import RouterConfig
+from router.messages import ModelFacts
+from router.recorder import Segment
+from router.recording import header, write
+
+KEPT = 20
+RARELY = 600.0  # seconds between recordings that nobody asked for
+
+log = logging.getLogger(__name__)
+
+
+class Shelf:
+    def __init__(self, folder: Path, config: RouterConfig, now: Callable[[], float] = time.monotonic) -> None:
+        self._folder = folder
+        self._config = config
+        self._now = now
+        self._unasked: float | None = None  # when the last recording was put here that nobody asked for
+        self._writer: threading.Thread | None = None
+
+    def put(self, segments: list[Segment], facts: ModelFacts, why: str) -> None:
+        """Begins to write; while another recording is being written, none."""
+        if self._writer is not None and self._writer.is_alive():
+            log.warning("a recording is being written already")
+            return
+        # Not a daemon: a process that ends waits for what it has begun to write.
+        self._writer = threading.Thread(target=self._write, args=(segments, facts, why), name="recording")
+        self._writer.start()
+
+    def put_unasked(self, segments: list[Segment], facts: ModelFacts, why: str) -> None:
+        """As `put`, but not often."""
+        now = self._now()
+        if self._unasked is None or now - self._unasked >= RARELY:
+            self._unasked = now
+            self.put(segments, facts, why)
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        if self._writer is not None:
+            self._writer.join()
+
+    def _write(self, segments: list[Segment], facts: ModelFacts, why: str) -> None:
+        name = f"weft-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}.jsonl"
+        path, partial = self._folder / name, self._folder / f".{name}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial.touch(mode=0o600)
+            with partial.open("w", encoding="utf-8") as lines:
+                write(lines, header(self._config, facts, why), segments)
+            partial.rename(path)
+            self._forget_oldest()
+        except Exception:
+            log.exception("the recording could not be written to %s", path)
+        else:
+            count = sum(len(segment.notes) for segment in segments)
+            log.info("%s: the last %d events are in %s", why, count, path)
+
+    def _forget_oldest(self) -> None:
+        for path in sorted(self._folder.glob("weft-*.jsonl"))[:-KEPT]:
+            path.unlink(missing_ok=True)

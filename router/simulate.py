@@ -1,0 +1,86 @@
+"""What a trace would have been like under other settings.
+
+`python -P -m router.simulate JSON`, an object with the `trace`, a file; `like`, the recording whose shards and settings
+are assumed (the trace itself, if it is one); `settings`, those to be tried; and `seed`.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from router.config import RouterConfig
+from router.figures import Figures, table
+from router.messages import ModelFacts
+from router.pace import Pace
+from router.policy import Policy
+from router.recording import BadRecording, Recording
+from router.simulation import Simulation
+from router.trace import Trace, read_trace
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Requests, and the server that they are imagined to meet."""
+
+    trace: Trace
+    pace: Pace
+    config: RouterConfig
+    facts: ModelFacts
+    seed: int = 0
+
+    @classmethod
+    def read(cls, trace: Path, like: Path | None, seed: int) -> "Case":
+        wanted = read_trace(trace)
+        if like is None and wanted.pace is None:
+            raise BadRecording(f"{trace} does not tell how fast shards are; name a recording that does: --like FILE")
+        model = Recording(like or trace)
+        pace = wanted.pace if like is None else read_trace(like).pace
+        assert pace is not None
+        return cls(wanted, pace, model.config, model.facts, seed)
+
+    def under(self, settings: Mapping[str, Any]) -> Figures:
+        """Raises ValueError for settings that are none."""
+        config = RouterConfig(**asdict(self.config) | dict(settings))
+        facts = self.facts
+        if settings.get("max_batch_total_tokens"):
+            facts = replace(facts, num_blocks=max(1, settings["max_batch_total_tokens"] // facts.block_size))
+        return Simulation(Policy.of(config, facts), facts, self.trace, self.pace, self.seed).run()
+
+
+def flags(settings: Mapping[str, Any]) -> str:
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings.items())
+
+
+def report(case: Case, settings: Mapping[str, Any]) -> str:
+    started = time.monotonic()
+    columns: dict[str, Figures] = {}
+    if case.trace.figures is not None:
+        columns["recorded"] = case.trace.figures
+    columns["simulated"] = case.under({})
+    if settings:
+        columns[flags(settings)] = case.under(settings)
+    requests = columns["simulated"].num_requests
+    return (f"{requests:,} requests, simulated in {time.monotonic() - started:.1f} s\n"
+            + table(columns))
+
+
+def case_of(told: Mapping[str, Any]) -> Case:
+    like = told.get("like")
+    return Case.read(Path(told["trace"]), Path(like) if like else None, int(told.get("seed", 0)))
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    try:
+        sys.stdout.write(report(case_of(told), told.get("settings", {})) + "\n")
+    except ValueError as error:
+        sys.stderr.write(f"weft: {error}\n")
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The real core under a virtual clock, against shards that are nothing but a pace: what would have been.
+
+Requests come as in a trace and want as many tokens as they got; who waits, who runs and how long it takes is decided
+anew. Without clock, I/O and chance: the seed chooses where the recorded luck begins.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+
+from router.costs import CostModel
+from router.events import Entered, Event, Produced, Refused
+from router.figures import Figures
+from router.messages import Answer, ModelFacts, Plan
+from router.pace import Luck, Pace
+from router.policy import Policy
+from router.replay import UsualRows
+from router.scheduler import Scheduler
+from router.trace import Arrival, Trace
+
+EPOCH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    plan: Plan
+    seconds: float
+    answered: float
+
+
+class Simulation:
+    def __init__(self, policy: Policy, facts: ModelFacts, trace: Trace, pace: Pace, seed: int = 0) -> None:
+        self.figures = Figures()
+        self.now = 0.0
+        self._luck = Luck(pace, seed)
+        # Several tokens a step are not foreseen: a pace does not tell how many.
+        facts = replace(facts, tokens_per_step=1)
+        self._core = Scheduler(policy, facts, trace.hasher())
+        self._core.costs = CostModel(pace.coefficients)
+        self._core.shards_ready(facts, EPOCH, self.now)
+        self._wanted: dict[int, int] = {}  # tokens that a sequence still gets
+        self._under_way: deque[UnderWay] = deque()
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._tickets = count()
+        for resource in {resource for arrival in trace.arrivals for resource in arrival.request.needs}:
+            self._core.available(resource, self.now)
+        for arrival in trace.arrivals:
+            self._at(arrival.at, lambda arrival=arrival: self._submit(arrival))  # type: ignore[misc]
+
+    def run(self) -> Figures:
+        while (moment := self._next_moment()) is not None:
+            self.now = max(self.now, moment[0])
+            moment[1]()
+            while (plan := self._core.plan(self.now)) is not None:
+                self._send(plan)
+        return self.figures
+
+    def _at(self, time: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (time, next(self._tickets), action))
+
+    def _next_moment(self) -> tuple[float, Callable[[], None]] | None:
+        """What happens next: somebody comes or leaves, an answer is there, or time alone changes something."""
+        moments: list[tuple[float, Callable[[], None]]] = []
+        if self._agenda:
+            moments.append((self._agenda[0][0], self._act))
+        if self._under_way:
+            moments.append((self._under_way[0].answered, self._complete))
+        if self._core.wake_at is not None:
+            moments.append((self._core.wake_at, self._expire))
+        return min(moments, key=lambda moment: moment[0], default=None)
+
+    def _act(self) -> None:
+        heapq.heappop(self._agenda)[2]()
+
+    def _submit(self, arrival: Arrival) -> None:
+        events = self._core.submit(arrival.request, self.now)
+        number = self.figures.submitted(events, self.now, is_known=arrival.is_known)
+        if number is not None:
+            self._wanted[number] = arrival.output_tokens
+            self._forget(events)
+            if arrival.leaves_after is not None:
+                self._at(arrival.at + arrival.leaves_after, lambda: self._leave(number))
+
+    def _leave(self, number: int) -> None:
+        if self._wanted.pop(number, None) is not None:
+            self._core.cancel(number, self.now)
+
+    def _expire(self) -> None:
+        self._forget(self._core.expire(self.now))
+
+    def _send(self, plan: Plan) -> None:
+        self.figures.planned(plan, self.now)
+        seconds = self._luck.seconds(self._core.last_load) if plan.members else 0.0
+        before = self._under_way[-1].answered if self._under_way else None
+        self._under_way.append(UnderWay(plan, seconds, self._luck.answered(self.now, before, seconds)))
+
+    def _complete(self) -> None:
+        done = self._under_way.popleft()
+        stopped = {number: 1 for number in done.plan.expects if self._wanted.get(number) == 1}
+        events = self._core.complete(done.plan.order, Answer(EPOCH, done.seconds, UsualRows(), {}), stopped, self.now)
+        self.figures.heard(events, self.now)
+        for event in events:
+            if isinstance(event, Produced):
+                for number in event.counts:
+                    self._wanted[number] -= 1
+        self._forget(events)
+
+    def _forget(self, events: list[Event]) -> None:
+        """Whoever got a terminal event."""
+        for event in events:
+            if not isinstance(event, Entered | Refused | Produced):
+                self._wanted.pop(event.sequence, None)

@@ -1,0 +1,29 @@
+"""Which part of a request is written down."""
+
+from dataclasses import fields
+
+from router.bare import END, KEPT, LEFT_OUT, bare, heard, request_of, told
+from router.request import Request, Resource, Tenant
+
+FULL = Request("a", (7, 8, 9), 5, key=3, end_tokens=frozenset({4}), stop_strings=("stop",), priority=1,
+               tenant=Tenant("t", 2.0, 1, 2, 3), timeout=1.5, namespace=b"n", block_hashes=(b"x", b"y"),
+               adapter=Resource("adapter", 1), prompt_logprobs=True)
+
+
+def test_every_field_of_a_request_is_kept_or_left_out_on_purpose():
+    assert {item.name for item in fields(Request)} == LEFT_OUT | set(KEPT)
+
+
+def test_a_bare_request_says_how_long_and_not_what():
+    again = request_of(*bare(FULL))
+    assert (again.prompt, again.end_tokens, again.stop_strings, again.key) == ((0, 0, 0), {END}, (), 0)
+    assert bare(again) == bare(FULL)
+
+
+def test_what_is_told_is_heard():
+    assert heard(told(bare(FULL))) == request_of(*bare(FULL))
+
+
+def test_a_request_without_adapter_and_tenant_is_told_as_well():
+    plain = Request("a", (7,), 5)
+    assert heard(told(bare(plain))) == request_of(*bare(plain))
