@@ -5,6 +5,7 @@ be published under a name (hashing.py) and then be held by others too, since nob
 holds it, it is kept as long as there are others to take, and the least recently used goes first.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 
@@ -64,9 +65,10 @@ class Blocks:
                 else:
                     self._free.append(block)
 
-    def num_held_once(self, blocks: Iterable[int]) -> int:
-        """How many of these would be free if one holder gave them back."""
-        return sum(self._holders[block] == 1 for block in blocks)
+    def num_freed(self, leaving: Iterable[Sequence[int]]) -> int:
+        """How many would be free if all these holders gave theirs back."""
+        given = Counter(block for blocks in leaving for block in blocks)
+        return sum(self._holders[block] == times for block, times in given.items())
 
     def num_kept_of(self, blocks: Iterable[int]) -> int:
         """How many of these nobody holds, so that to hold them leaves less to take."""

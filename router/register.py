@@ -87,6 +87,8 @@ class Register:
             self._queue.remove(sequence)
         elif sequence.state is State.RUNNING:
             self._running.leave(sequence, State.OVER)
+        elif sequence.state is State.ENDING:
+            self._running.free(sequence)
         self._trials.clear(sequence)
         sequence.state = State.OVER
         sequence.story.end(now)

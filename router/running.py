@@ -29,6 +29,7 @@ class Running:
         self.batches: list[Batch] = []
         self._tokens_per_step = tokens_per_step
         self._numbers = count(1)
+        self._ending: dict[int, Sequence] = {}  # left their batch, and hold blocks that others may soon share
 
     def __len__(self) -> int:
         return sum(len(batch) for batch in self.batches)
@@ -147,6 +148,8 @@ class Running:
                  if s.length + (s.in_flight + 1) * per_step - 1 > len(s.blocks) * size]
         if sum(missing for _, missing in wants) <= self.blocks.num_free:
             return [self._grant(sequence, missing) for sequence, missing in wants], []
+        for ending in list(self._ending.values()):
+            self.free(ending)
         return self._grow_by_rank(sorted(wants, key=lambda want: want[0].rank))
 
     def _missing(self, sequence: Sequence) -> int:
@@ -205,7 +208,7 @@ class Running:
 
     def _has_room_without(self, newcomer: Sequence, leaving: list[Sequence]) -> bool:
         num_left = len(self) - len(leaving)
-        freed = sum(self.blocks.num_held_once(s.blocks) for s in leaving)
+        freed = self.blocks.num_freed(s.blocks for s in leaving)
         return (num_left < self.policy.max_batch_size and self._missing_blocks(newcomer, num_left) <= freed
                 and self._can_all_end(newcomer))
 
@@ -215,11 +218,26 @@ class Running:
         sequence.num_yields += 1
 
     def leave(self, sequence: Sequence, state: State) -> None:
+        """Its blocks may be taken from the next message on, which also tells the shards."""
         next(batch for batch in self.batches if sequence in batch).remove(sequence)
+        sequence.state = state
+        self.free(sequence)
+
+    def leave_ending(self, sequence: Sequence) -> None:
+        """Its last tokens are under way. What they fill is shared once they are answered, unless others need room."""
+        next(batch for batch in self.batches if sequence in batch).remove(sequence)
+        sequence.state = State.ENDING
+        if sequence.length + sequence.in_flight * self._tokens_per_step > sequence.full_at:
+            self._ending[sequence.number] = sequence
+        else:
+            self.free(sequence)
+
+    def free(self, sequence: Sequence) -> None:
+        """Whatever blocks it holds."""
         for block, name in self._unpublished(sequence):
             self.blocks.release(block, name)
         self.blocks.give_back(sequence.forget_cache())
-        sequence.state = state
+        self._ending.pop(sequence.number, None)
 
     # -- telling the shards
 

@@ -251,7 +251,7 @@ class Scheduler:
     def _leave_foreseen_ends(self) -> None:
         """Who reaches its length limit with the tokens under way takes no part in another step."""
         for sequence in [s for s in self.running if s.tokens_left <= 0]:
-            self.running.leave(sequence, State.ENDING)
+            self.running.leave_ending(sequence)
 
     def _filled(self, sequence: Sequence, end: int, now: float) -> None:
         """A chunk was computed, and so many tokens of the sequence stand in the cache."""

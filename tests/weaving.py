@@ -20,7 +20,7 @@ import torch
 from router import wire
 from router.config import RouterConfig
 from router.events import Entered, Failed, Finished, Produced
-from router.messages import Answer, Measurement, Plan
+from router.messages import Answer, Measurement, Plan, Prefill
 from router.policy import Policy
 from router.request import Request
 from router.scheduler import Scheduler
@@ -55,6 +55,9 @@ class Heard:
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     prompt_logprobs: dict[int, float] = field(default_factory=dict)  # by index in the prompt
     end: str = ""
+    # What it cost, which is nobody's promise: tokens found in the cache when it entered, and those computed in chunks.
+    cached: int = field(default=0, compare=False)
+    computed: int = field(default=0, compare=False)
 
 
 class Loom:
@@ -104,10 +107,23 @@ class Loom:
         self._alone.clear()
 
     def alone(self, request: Request) -> Heard:
-        """What it gets when nobody else is there."""
+        """What it gets when nobody else is there and nothing is ever found in the cache."""
+        request = replace(request, namespace=b"", block_hashes=())
         if request not in self._alone:
             self._alone[request] = self.weave([Thread(request)], look_ahead=1)[0]
         return self._alone[request]
+
+    def compare(self, threads: list[Thread], *, losses: tuple[int, ...] = (), **settings: Any) -> list[Heard]:
+        """The same as `weave`; each of them must get what it gets alone, or as much of it as it stayed for."""
+        woven = self.weave(threads, losses=losses, **settings)
+        for thread, heard in zip(threads, woven, strict=True):
+            alone = self.alone(thread.request)
+            if heard.end == "left":
+                assert heard.tokens == alone.tokens[:len(heard.tokens)]
+                assert heard.logprobs == alone.logprobs[:len(heard.logprobs)]
+            else:
+                assert heard == alone
+        return woven
 
     def weave(self, threads: list[Thread], *, losses: tuple[int, ...] = (), **settings: Any) -> list[Heard]:
         """What each of them gets; at the steps in `losses` all that the shards hold is lost."""
@@ -165,9 +181,17 @@ class Weave:
 
     def _send_plans(self) -> None:
         while (plan := self._core.plan(0.0)) is not None:
+            self._count(plan)
             for message in wire.encode(plan):
                 answer = self._loom.everywhere(METHODS[type(message)], message)[0]
             self._under_way.append((plan, answer))
+
+    def _count(self, plan: Plan) -> None:
+        for prefill in (message for message in plan.messages if isinstance(message, Prefill)):
+            for newcomer in prefill.newcomers:
+                self._of(newcomer.sequence).cached += newcomer.num_cached
+            for chunk in prefill.chunks:
+                self._of(chunk.sequence).computed += chunk.length
 
     def _take(self, plan: Plan, message: Any) -> None:
         if not isinstance(message, pb.StepAnswer):

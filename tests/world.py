@@ -379,7 +379,8 @@ class World:
         states = {State.WAITING: 0, State.RUNNING: 0, State.YIELDING: 0, State.ENDING: 0}
         for sequence in sequences:
             states[sequence.state] += 1
-            assert (sequence.state is State.RUNNING) == bool(sequence.blocks), "blocks are held by whoever runs"
+            holds = bool(sequence.blocks) or sequence.state is State.ENDING
+            assert (sequence.state in {State.RUNNING, State.ENDING}) == holds, "blocks are held by whoever runs"
             assert sequence.in_flight >= 0
         assert states[State.WAITING] == core.num_waiting()
         assert states[State.RUNNING] == len(running)
@@ -396,7 +397,7 @@ class World:
             assert not shared, "L3: a block is written that others may find"
             assert all(holders[block] == 1 for block in own), "L3: a block is written that others hold"
             assert len(sequence.names) >= sequence.num_published
-        held = {block for sequence in self.core.running for block in sequence.blocks}
+        held = {block for sequence in self.core.sequences for block in sequence.blocks}
         assert set(blocks._reserved.values()) <= held, "somebody waits for what nobody computes"
 
     def check_stories(self) -> None:

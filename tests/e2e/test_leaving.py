@@ -104,7 +104,7 @@ class Departures:
         running, sequence = self._weft.core.running, self._weft.core.sequences.get(number)
         self.steps[number] = self._weft.shards.num_steps
         self.states.add(where(sequence))
-        free = running.blocks.num_free + running.blocks.num_held_once(sequence.blocks if sequence else ())
+        free = running.blocks.num_free + running.blocks.num_freed([sequence.blocks] if sequence else [])
         self._cancel(number, now)
         assert running.blocks.num_free == free
         assert len(self._weft.engine._under_way) <= 2

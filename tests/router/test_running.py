@@ -1,8 +1,10 @@
 from dataclasses import replace
 
+from world import named
+
 from router.blocks import Blocks
 from router.policy import Policy
-from router.request import Request
+from router.request import Request, Tenant
 from router.running import Running
 from router.sequence import Sequence, State
 
@@ -147,3 +149,45 @@ def test_joining_keeps_the_first_number():
     assert house.concat() == (first.number, second.number)
     assert [batch.number for batch in house.batches] == [first.number]
     assert len(house) == 2
+
+
+# -- sharing
+
+
+def shared(number, prompt=48, output=16, tenant="many"):
+    request = Request(str(number), tuple(range(prompt)), output, tenant=Tenant(tenant))
+    return Sequence(named(request, 16), number, float(number))
+
+
+def test_blocks_of_who_is_ending_are_kept_from_newcomers_and_given_to_who_grows():
+    house, ends, grows = running(num_blocks=6, reserve=0.0), shared(1, prompt=32, output=1), newcomer(2, prompt=47)
+    batch = house.new_batch()
+    house.enter(ends, batch)
+    ends.computed, ends.in_flight = ends.given, 1
+    entered(house, grows)
+    house.leave_ending(ends)
+    assert (house.blocks.num_free, ends.state) == (1, State.ENDING)
+    house.blocks.take(1)
+    grows.accept([7])
+    assert house.grow([grows])[1] == []
+    assert not ends.blocks
+
+
+def test_who_is_ending_and_fills_no_block_any_more_gives_its_blocks_back_at_once():
+    house, one = running(), shared(1, prompt=40, output=2)
+    entered(house, one)
+    house.publish(one, 40)
+    one.in_flight = 1
+    house.leave_ending(one)
+    assert house.blocks.num_free == house.blocks.count
+
+
+def test_what_two_share_is_free_when_both_make_way():
+    house = running(num_blocks=9, reserve=0.0)
+    everyone = [newcomer(0), shared(1, prompt=16), shared(2, prompt=16), shared(3, prompt=65), shared(4, prompt=65)]
+    batch = house.new_batch()
+    for sequence in everyone:
+        house.enter(sequence, batch)
+        house.publish(sequence, len(sequence.request.prompt))
+    assert house.blocks.num_free == 1
+    assert house.make_way(shared(5, prompt=48, tenant="few")) == [everyone[4], everyone[3]]

@@ -71,16 +71,6 @@ schedules = st.fixed_dictionaries({
     "max_batch_prefill_tokens": st.sampled_from([32, 48, 100, 256]), "max_batch_size": st.sampled_from([2, 16])})
 
 
-def check(loom: Loom, woven: list[Thread], schedule: dict[str, Any], losses: tuple[int, ...]) -> None:
-    for thread, heard in zip(woven, loom.weave(woven, losses=losses, **schedule), strict=True):
-        alone = loom.alone(thread.request)
-        if heard.end == "left":
-            assert heard.tokens == alone.tokens[:len(heard.tokens)]
-            assert heard.logprobs == alone.logprobs[:len(heard.logprobs)]
-        else:
-            assert heard == alone
-
-
 histories = given(woven=threads, schedule=schedules, losses=st.sampled_from([(), (), (3,), (2, 7)]))
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
@@ -90,7 +80,7 @@ relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, H
 @histories
 def test_company_does_not_matter(loom: Loom, woven: list[Thread], schedule: dict[str, Any],
                                  losses: tuple[int, ...]) -> None:
-    check(loom, woven, schedule, losses)
+    loom.compare(woven, losses=losses, **schedule)
 
 
 @pytest.mark.long
@@ -99,4 +89,4 @@ def test_company_does_not_matter(loom: Loom, woven: list[Thread], schedule: dict
 @histories
 def test_company_does_not_matter_for_long(loom: Loom, woven: list[Thread], schedule: dict[str, Any],
                                           losses: tuple[int, ...]) -> None:
-    check(loom, woven, schedule, losses)
+    loom.compare(woven, losses=losses, **schedule)
