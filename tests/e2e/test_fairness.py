@@ -12,14 +12,14 @@ from router.events import Produced
 
 WINDOW = 1000  # steps
 WINDOWS = 2
-OTHERS, FLOOD = 8, 800  # clients that ask again and again; four of each tenant run at a time
-WEIGHTS = {"flood": 1.0, "other": 1.0}
+OTHERS, FLOOD = 10, 1000  # clients that ask again and again; eight requests run at a time
 
 
 class Service:
     """Tokens that were generated for each tenant, by windows of steps in which both wait."""
 
-    def __init__(self, core):
+    def __init__(self, core, weights):
+        self._weights = weights
         self.tokens = Counter()
         self.marks = []
         self.done = asyncio.Event()
@@ -36,7 +36,7 @@ class Service:
                     self.tokens[tenants[number]] += count
         self._steps += 1
         if self._steps % WINDOW == 0:
-            self.marks.append([self.tokens[name] / weight for name, weight in WEIGHTS.items()])
+            self.marks.append([self.tokens[name] / weight for name, weight in self._weights.items()])
             if len(self.marks) > WINDOWS:
                 self.done.set()
         return events
@@ -47,12 +47,14 @@ class Service:
 
 
 @pytest.mark.slow
-def test_tenants_with_keys_get_their_shares(tmp_path):
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_tenants_with_keys_get_their_shares(tmp_path, weight):
+    weights = {"flood": 1.0, "other": weight}
     keys = tmp_path / "keys.json"
-    keys.write_text(json.dumps({f"sk-{name}": {"tenant": name, "weight": weight} for name, weight in WEIGHTS.items()}))
+    keys.write_text(json.dumps({f"sk-{name}": {"tenant": name, "weight": weight} for name, weight in weights.items()}))
 
     async def story(weft):
-        service = Service(weft.core)
+        service = Service(weft.core, weights)
 
         async def ask_again(name, number):
             headers = {"authorization": f"Bearer sk-{name}"}
@@ -69,4 +71,4 @@ def test_tenants_with_keys_get_their_shares(tmp_path):
         assert len(service.fairness()) == WINDOWS
         assert min(service.fairness()) >= 0.98
         await weft.check_idle()
-    play(story, tmp_path, http=True, api_keys=str(keys), max_batch_size=8, max_concurrent_requests=1000)
+    play(story, tmp_path, http=True, api_keys=str(keys), max_batch_size=8, max_concurrent_requests=2000)
