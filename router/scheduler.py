@@ -20,7 +20,7 @@ from router.messages import Answer, ModelFacts, Plan
 from router.policy import Policy
 from router.queue import Queue
 from router.register import Register
-from router.request import FinishReason, Request, Resource, Tenant
+from router.request import FinishReason, Request, Resource
 from router.running import Hasher, Running
 from router.sequence import Sequence, State
 from router.shares import PER_GENERATED_TOKEN, Shares
@@ -82,10 +82,6 @@ class Scheduler:
         if self._epoch is None:
             sequence.story.turn(Cause.SHARDS, now)
         return [Entered(sequence.number), *self._fail_misfits([sequence], now)]
-
-    def predicted_wait(self, tenant: Tenant) -> float:
-        """Seconds until a request that came now would start."""
-        return self._admission.predicted_wait(tenant)
 
     @property
     def last_load(self) -> Load:

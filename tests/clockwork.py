@@ -130,7 +130,7 @@ class Clockwork:
             self._complete(self._under_way.popleft())
 
     def _submit(self, request: Request) -> None:
-        foreseen = self.core.predicted_wait(request.tenant) if self.foresee else 0.0
+        foreseen = self.core._admission.predicted_wait(request.tenant) if self.foresee else 0.0
         first = self.core.submit(request, self.now)[0]
         if isinstance(first, Entered):
             story = self.core.story(first.sequence) if self.core.num_unfinished else None

@@ -15,6 +15,7 @@ GPU_8B = Model(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")
 CPU_HALF_B = Model(0.019, 3e-4, 7e-4, 2.5e-7, "cpu")
 PROMISE = {"cuda": 0.050, "cpu": 0.150}
 WINDOW = 1000  # steps
+LONG = pytest.mark.long
 ALIKE = (16, 256), (16, 256)  # how long answers are
 LONG_AND_SHORT = (200, 400), (16, 64)
 
@@ -52,7 +53,8 @@ class Service:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "weight", "outputs"), [
-    (GPU_8B, 1.0, ALIKE), (GPU_8B, 3.0, LONG_AND_SHORT), (CPU_HALF_B, 1.0, LONG_AND_SHORT), (CPU_HALF_B, 3.0, ALIKE)],
+    (GPU_8B, 1.0, ALIKE), (GPU_8B, 3.0, LONG_AND_SHORT), pytest.param(CPU_HALF_B, 1.0, LONG_AND_SHORT, marks=LONG),
+    pytest.param(CPU_HALF_B, 3.0, ALIKE, marks=LONG)],
     ids=["GPU 1:1", "GPU 1:3, long and short answers", "CPU 1:1, long and short answers", "CPU 1:3"])
 def test_tenants_get_their_shares_though_one_asks_a_hundred_times_as_much(
         model: Model, weight: float, outputs: tuple[tuple[int, int], tuple[int, int]]) -> None:
@@ -99,7 +101,8 @@ def quiet_waits(model: Model, num_flooding: int, rate: float, **more: int) -> tu
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "rate", "more"), [
-    (GPU_8B, 4.0, {}), (GPU_8B, 4.0, {"batch": 64, "num_blocks": 1000}), (CPU_HALF_B, 0.4, {})],
+    pytest.param(GPU_8B, 4.0, {}, marks=LONG), (GPU_8B, 4.0, {"batch": 64, "num_blocks": 1000}),
+    pytest.param(CPU_HALF_B, 0.4, {}, marks=LONG)],
     ids=["GPU", "GPU with a small cache", "CPU"])
 def test_a_quiet_tenant_waits_hardly_longer_than_alone(model: Model, rate: float, more: dict[str, int]) -> None:
     alone, _ = quiet_waits(model, 0, rate, **more)

@@ -78,13 +78,13 @@ def test_a_tenant_has_limits_of_its_own(limits: dict[str, int], words: str) -> N
 
 def test_a_longer_queue_is_worth_coming_back_later() -> None:
     short, long = crowded(3, max_queue_requests=3), crowded(30, max_queue_requests=30)
-    assert long.predicted_wait(ANYONE) > short.predicted_wait(ANYONE) > 0
+    assert long._admission.predicted_wait(ANYONE) > short._admission.predicted_wait(ANYONE) > 0
     assert refused(long).retry_after > 0
 
 
 def test_others_make_way_for_who_has_less_than_its_share() -> None:
     core, quiet = crowded(30), Tenant("quiet")
-    assert core.predicted_wait(quiet) == 0.0
+    assert core._admission.predicted_wait(quiet) == 0.0
     for _ in range(3):
         ask(core, tenant=quiet)
-    assert 0.0 < core.predicted_wait(quiet) < 0.5 * core.predicted_wait(ANYONE)
+    assert 0.0 < core._admission.predicted_wait(quiet) < 0.5 * core._admission.predicted_wait(ANYONE)
