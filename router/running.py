@@ -107,6 +107,10 @@ class Running:
         what its next one comes from."""
         return self.blocks.find(islice(sequence.names, self._most_cached(sequence)))
 
+    def num_cached(self, sequence: Sequence) -> int:
+        """Tokens of it that need not be computed, if it entered now."""
+        return len(self.cached(sequence)) * self.blocks.size
+
     def waits_for_prefix(self, sequence: Sequence) -> bool:
         """Somebody who runs computes the next block that it needs."""
         place = len(self.cached(sequence))

@@ -222,7 +222,7 @@ class Scheduler:
         if newcomer.foreseen_wait is not None:
             self._forecast.started(newcomer.foreseen_wait, self._now - newcomer.arrival)
             newcomer.foreseen_wait = None
-            newcomer.story.cached_tokens = len(self.running.cached(newcomer)) * self.running.blocks.size
+            newcomer.story.cached_tokens = self.running.num_cached(newcomer)
         newcomer.story.turn(Cause.PREFILL, self._now)
 
     def turn_away(self, newcomer: Sequence) -> None:

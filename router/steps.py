@@ -90,7 +90,7 @@ class Steps:
             if not self._chunk(draft, budget, sequence):
                 return True
         while may_enter(budget.tokens) and (newcomer := self.house.next_newcomer()) is not None:
-            cached = self.num_cached(newcomer)
+            cached = self.house.running.num_cached(newcomer)
             if not budget.chunk(cached, newcomer.length - cached):
                 self.house.turn_away(newcomer)
                 draft.crowded = True
@@ -106,10 +106,6 @@ class Steps:
             budget.spend(sequence.computed, length)
             draft.chunks.append((sequence, length))
         return length
-
-    def num_cached(self, newcomer: Sequence) -> int:
-        """Tokens that it finds."""
-        return len(self.house.running.cached(newcomer)) * self.block_size()
 
     def block_size(self) -> int:
         return self.house.running.blocks.size
@@ -200,7 +196,9 @@ class Pause(Steps):
     def _fits_whole(self, left: int, whole: int) -> bool:
         """Only a prompt that is longer than the whole budget is cut."""
         newcomer = self.house.next_newcomer()
-        return newcomer is not None and (left == whole or newcomer.length - self.num_cached(newcomer) <= left)
+        if newcomer is None:
+            return False
+        return left == whole or newcomer.length - self.house.running.num_cached(newcomer) <= left
 
     def _run_prompts(self, draft: Draft, joining: Batch, may_enter: Callable[[int], bool]) -> None:
         draft.batch = joining

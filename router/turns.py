@@ -126,7 +126,7 @@ class Turns:
         return next((s for s in others if self._is_mostly_cached(s) and self._may_start(s)), first)
 
     def _is_mostly_cached(self, sequence: Sequence) -> bool:
-        return len(self._running.cached(sequence)) * self._running.blocks.size >= MOSTLY * sequence.length
+        return self._running.num_cached(sequence) >= MOSTLY * sequence.length
 
     def _may_start(self, sequence: Sequence) -> bool:
         return (not self.is_stuck(sequence) and not self._running.waits_for_prefix(sequence)
