@@ -18,6 +18,11 @@ from tokenizers import decoders, models, pre_tokenizers
 NUM_DRAWN = 10_000_019  # a prime, so that rows of a matrix differ
 SPREAD = 0.02  # standard deviation of the weights
 SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 768,
+        "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4096,
+        "max_position_embeddings": 4096, "rope_theta": 10000.0, "rms_norm_eps": 1e-06, "hidden_act": "silu",
+        "tie_word_embeddings": True, "torch_dtype": "float32", "eos_token_id": 256},
     "qwen2.5-0.5b": {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864,
         "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,

@@ -1,4 +1,4 @@
-"""A simulated shard and a router as the processes that they are in service, and what the system says about them.
+"""A shard and a router as the processes that they are in service, and what the system says about them.
 
 Knows both by their command lines only.
 """
@@ -49,13 +49,16 @@ class Server:
 
 
 @contextmanager
-def serving(look_ahead: int, profile: str = "", settings: Mapping[str, Any] = NOTHING) -> Iterator[Server]:
-    """`profile` names the file that gets the router's profile at the end; `settings` are more of the router's."""
+def serving(look_ahead: int, profile: str = "", settings: Mapping[str, Any] = NOTHING, model: str = "",
+            record_folder: str = "") -> Iterator[Server]:
+    """`profile` names the file that gets the router's profile at the end; `settings` are more of the router's; `model`
+    is a folder, without one the shard simulates."""
     profiler = ("-m", "cProfile", "-o", profile) if profile else ()
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         socket, steps = f"unix:{folder}/shard.sock", Path(folder, "steps")
-        shard_order = {"socket": socket, "step_log": str(steps), "simulated": SHARD}
-        router_order = {"config": ROUTER | {"look_ahead": look_ahead, **settings}, "shards": [socket]}
+        shard_order = {"socket": socket, "step_log": str(steps), "simulated": SHARD, "model": model}
+        router_order = {"config": ROUTER | {"look_ahead": look_ahead, **settings}, "shards": [socket], "model": model,
+                        "folder": model, "record_folder": record_folder}
         with (child(("-m", "shard.server"), shard_order) as (shard, _),
               child((*profiler, "-m", "router"), router_order) as (router, port)):
             yield Server(router, shard, int(port), steps)

@@ -2,25 +2,34 @@
 what passes between steps.
 
 Luck, actual over predicted seconds, is played again in the order in which it was: a machine that is slow for a while is
-slow in a simulation for as long. Knows nothing of requests.
+slow in a simulation for as long. Steps have the luck of steps like them, since a hiccup that doubles a short one is
+nothing to a long one. Knows nothing of requests.
 """
 
 import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import log2
 from statistics import median
 
 from router.costs import CostModel, Load, Terms
+
+ENOUGH = 16  # steps of one kind whose luck speaks for others of their kind
+
+Kind = tuple[bool, int]  # whether it computes prompt tokens, and its predicted seconds in powers of two
 
 
 @dataclass(slots=True)
 class Pace:
     coefficients: Terms
-    decode_luck: list[float] = field(default_factory=list)
-    prompt_luck: list[float] = field(default_factory=list)
+    luck: dict[Kind, list[float]] = field(default_factory=dict)
     alone: list[float] = field(default_factory=list)  # from plan to answer beyond the step, with nothing else under way
     between: list[float] = field(default_factory=list)  # from answer to answer beyond the step, sent ahead
+
+
+def kind_of(load: Load, predicted: float) -> Kind:
+    return load.chunk_tokens > 0, round(log2(max(predicted, 1e-9)))
 
 
 class Luck:
@@ -28,14 +37,24 @@ class Luck:
 
     def __init__(self, pace: Pace, seed: int) -> None:
         self._costs = CostModel(pace.coefficients)
-        chosen = random.Random(seed)  # noqa: S311 - to be repeated, not to be secret
-        self._decode = played(pace.decode_luck or pace.prompt_luck or [1.0], chosen)
-        self._prompt = played(pace.prompt_luck or pace.decode_luck or [1.0], chosen)
-        self._alone = played(pace.alone or [0.0], chosen)
-        self._between = played(pace.between or [0.0], chosen)
+        part = random.Random(seed).random()  # noqa: S311 - to be repeated, not to be secret
+        self._luck = {kind: played(figures, part) for kind, figures in pace.luck.items()}
+        self._common = [kind for kind, figures in pace.luck.items() if len(figures) >= ENOUGH] or list(pace.luck)
+        self._like: dict[Kind, Kind] = {}
+        self._alone = played(pace.alone or [0.0], part)
+        self._between = played(pace.between or [0.0], part)
 
     def seconds(self, load: Load) -> float:
-        return self._costs.predict(load) * next(self._prompt if load.chunk_tokens else self._decode)
+        predicted = self._costs.predict(load)
+        return predicted * self._of(kind_of(load, predicted))
+
+    def _of(self, kind: Kind) -> float:
+        if not self._luck:
+            return 1.0
+        like = self._like.get(kind)
+        if like is None:
+            like = self._like[kind] = min(self._common, key=lambda one: (abs(one[1] - kind[1]), one[0] != kind[0]))
+        return next(self._luck[like])
 
     def answered(self, planned: float, before: float | None, seconds: float) -> float:
         """When the answer is there to a step that was planned then, behind another that is answered at `before`."""
@@ -43,8 +62,9 @@ class Luck:
         return alone if before is None else max(alone, before + next(self._between) + seconds)
 
 
-def played(figures: list[float], chosen: random.Random) -> Iterator[float]:
-    place = chosen.randrange(len(figures))
+def played(figures: list[float], part: float) -> Iterator[float]:
+    """For ever, beginning when that part of them is over."""
+    place = int(part * len(figures))
     while True:
         yield figures[place]
         place = (place + 1) % len(figures)
@@ -87,9 +107,10 @@ class Timing:
 
     def pace(self, costs: CostModel) -> Pace:
         """By what the costs were at the end."""
-        lucks: dict[bool, list[float]] = {False: [], True: []}
+        luck: dict[Kind, list[float]] = {}
         for load, seconds in self._steps:
-            lucks[load.chunk_tokens > 0].append(seconds / costs.predict(load))
+            predicted = costs.predict(load)
+            luck.setdefault(kind_of(load, predicted), []).append(seconds / predicted)
         usual = median(self._alone) if self._alone else 0.0
         between = [now - before - seconds for at, before, now, seconds in self._behind if at + usual <= before]
-        return Pace(costs.coefficients, lucks[False], lucks[True], self._alone or between, between)
+        return Pace(costs.coefficients, luck, self._alone or between, between)

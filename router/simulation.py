@@ -44,6 +44,7 @@ class Simulation:
         self._under_way: deque[UnderWay] = deque()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._tickets = count()
+        self._busy = 0.0  # until then the router attends to requests, and asks for no plan
         for resource in {resource for arrival in trace.arrivals for resource in arrival.request.needs}:
             self._core.available(resource, self.now)
         for arrival in trace.arrivals:
@@ -53,7 +54,7 @@ class Simulation:
         while (moment := self._next_moment()) is not None:
             self.now = max(self.now, moment[0])
             moment[1]()
-            while (plan := self._core.plan(self.now)) is not None:
+            while self.now >= self._busy and (plan := self._core.plan(self.now)) is not None:
                 self._send(plan)
         return self.figures
 
@@ -75,6 +76,8 @@ class Simulation:
         heapq.heappop(self._agenda)[2]()
 
     def _submit(self, arrival: Arrival) -> None:
+        self._busy = max(self._busy, self.now + arrival.noticed_after)
+        self._at(self._busy, lambda: None)
         events = self._core.submit(arrival.request, self.now)
         number = self.figures.submitted(events, self.now, is_known=arrival.is_known)
         if number is not None:

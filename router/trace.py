@@ -33,6 +33,7 @@ class Arrival:
     output_tokens: int
     leaves_after: float | None = None  # seconds
     is_known: bool = True  # False for one that was there already
+    noticed_after: float = 0.0  # seconds until the next plan was asked for, after others came or text was rendered
 
 
 @dataclass(slots=True)
@@ -122,6 +123,7 @@ class Listener(Audience):
         self._arrivals: dict[int, Arrival] = {}
         self._refused: list[Arrival] = []
         self._ended: set[int] = set()
+        self._unnoticed: list[Arrival] = []
         self._following: dict[bytes, list[bytes]] = {}
 
     def trace(self) -> Trace:
@@ -148,11 +150,18 @@ class Listener(Audience):
         self._following.setdefault(before, []).append(name)
 
     def hears(self, call: Call, result: Result, core: Scheduler) -> None:
+        if call.name == "plan":
+            self._notice(call.at - self._figures.began)
         if isinstance(result, Plan):
             self._figures.planned(result, call.at)
             self._timing.planned(core.last_load, call.at)
         elif isinstance(result, list):
             self._hear_events(call, result)
+
+    def _notice(self, now: float) -> None:
+        for arrival in self._unnoticed:
+            arrival.noticed_after = now - arrival.at
+        self._unnoticed.clear()
 
     def _hear_events(self, call: Call, events: list[Event]) -> None:
         match call.name:
@@ -175,6 +184,7 @@ class Listener(Audience):
             self._refused.append(arrival)
         else:
             self._arrivals[number] = arrival
+            self._unnoticed.append(arrival)
 
     def _left(self, number: int, now: float) -> None:
         """Who left after some tokens wanted no more than those; who had none left by its patience."""

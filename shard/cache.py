@@ -53,11 +53,13 @@ class Cache:
         size = self.block_size
         return [blocks[position // size] * size + position % size for position in range(start, end)]
 
-    def units_of(self, blocks: list[int], num_places: int, length: int) -> list[int]:
-        """Those that hold a sequence's first places, and then zeros up to `length` places, a multiple of 16."""
-        each, count = self.block_size // UNIT, -(-num_places // UNIT)
+    def units_of(self, blocks: list[int], first: int, end: int, length: int) -> list[int]:
+        """Those that hold a sequence's places from `first` to `end`, and then zeros up to `length` places; `first` and
+        `length` are multiples of 16."""
+        each = self.block_size // UNIT
         held = blocks if each == 1 else [block * each + unit for block in blocks for unit in range(each)]
-        return held[:count] + [self.zero_block * each] * (length // UNIT - count)
+        units = held[first // UNIT:-(-end // UNIT)]
+        return units + [self.zero_block * each] * (length // UNIT - len(units))
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
         """`keys` and `values` are [tokens, kv_heads * head_dim], `slots` is [tokens]."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from shard.attention.backends import Attention, choose_attention, make_attention
+from shard.attention.variant import Variant
 from shard.cache import Cache
 from shard.checkpoint import read_config
 from shard.config import ShardConfig
@@ -77,7 +78,8 @@ def load(config: ShardConfig) -> Loaded:
     backend = choose_attention(config.attention, device.type)
     dtype = chosen_dtype(config, described.dtype, device, group, memory)
     model = read_weights(folder, described, group, dtype, device)
-    attention = make_attention(backend, described.num_heads // group.size, model.num_kv_heads, described.head_dim)
+    attention = make_attention(backend, described.num_heads // group.size, model.num_kv_heads, described.head_dim,
+                               Variant(described.scale, described.softcap, described.windows))
     shape = asdict(described) | {"dtype": dtype, "attention": backend, "ranks": group.size, "device": device.type}
     layer = model.cut(1)
     gate = Gate(layer, described, attention, partial(make_cache, layer, 16, dtype=dtype, device=device), device)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from shard.attention.backends import make_attention
 from shard.attention.span import Span, integers
+from shard.attention.variant import PLAIN, Variant
 from shard.cache import Cache
 
 CPU = torch.device("cpu")
@@ -36,9 +37,10 @@ Run = tuple[Part, int, int]  # from which position to which
 
 class Scene:
     def __init__(self, backend: str = "cpu", *, kv_heads: int = 2, group: int = 2, head_dim: int = 32, seed: int = 0,
-                 dtype: torch.dtype = torch.float32, block_size: int = 16, num_blocks: int = 512) -> None:
+                 dtype: torch.dtype = torch.float32, block_size: int = 16, num_blocks: int = 512,
+                 variant: Variant = PLAIN) -> None:
         self.shape = (kv_heads, group, head_dim)
-        self.attention = make_attention(backend, kv_heads * group, kv_heads, head_dim)
+        self.attention = make_attention(backend, kv_heads * group, kv_heads, head_dim, variant)
         self.cache = Cache(2, kv_heads, head_dim, block_size=block_size, num_blocks=num_blocks, dtype=dtype, device=CPU)
         self._random = torch.Generator().manual_seed(seed)
         self._free: list[int] = torch.randperm(num_blocks, generator=self._random).tolist()

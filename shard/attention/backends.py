@@ -8,6 +8,7 @@ from torch import Tensor
 from shard.attention.cpu import CpuAttention
 from shard.attention.reference import ReferenceAttention
 from shard.attention.span import Span
+from shard.attention.variant import PLAIN, Variant
 from shard.cache import Cache
 
 
@@ -23,7 +24,7 @@ class Attention(Protocol):
         The step's own keys and values are in the cache already."""
 
 
-BACKENDS: dict[str, Callable[[int, int, int], Attention]] = {
+BACKENDS: dict[str, Callable[[int, int, int, Variant], Attention]] = {
     "reference": ReferenceAttention,
     "cpu": CpuAttention,
 }
@@ -39,6 +40,6 @@ def choose_attention(asked: str, device: str) -> str:
     return "cpu" if device == "cpu" else "reference"
 
 
-def make_attention(name: str, num_heads: int, num_kv_heads: int, head_dim: int) -> Attention:
+def make_attention(name: str, num_heads: int, num_kv_heads: int, head_dim: int, variant: Variant = PLAIN) -> Attention:
     """For one rank's heads."""
-    return BACKENDS[name](num_heads, num_kv_heads, head_dim)
+    return BACKENDS[name](num_heads, num_kv_heads, head_dim, variant)

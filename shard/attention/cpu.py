@@ -4,10 +4,13 @@ The kernel gives a row the same bits whenever the shape it is computed in is the
 row's position: queries go in tiles of exactly 16 rows, and keys are gathered to a length that the position gives.
 Decodes of one length share a call, each with tiles of its own. A chunk is cut into pieces of one length; its tiles are
 filled with the heads of token after token. What else stands in a tile or a call is of no consequence.
+
+Under a sliding window the keys are gathered from a multiple of 512 on that the position gives as well.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, groupby
 from math import prod
 from typing import NamedTuple
@@ -17,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from shard.attention.span import Span, integers
+from shard.attention.variant import Variant
 from shard.cache import UNIT, Cache
 
 TILE = 16
@@ -32,8 +36,20 @@ def gathered_length(num_places: int) -> int:
     return max(PIECE, 1 << (num_places - 1).bit_length())
 
 
-def length_of(span: Span) -> int:
-    return gathered_length(span.end)
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Which places are gathered for a span, under a window."""
+
+    window: int  # places that a token sees, 0: all
+
+    def first(self, span: Span) -> int:
+        """The same for all tokens of a piece."""
+        if not self.window:
+            return 0
+        return max(0, span.start // PIECE * PIECE - self.window + 1) // LONG * LONG
+
+    def length(self, span: Span) -> int:
+        return gathered_length(span.end - self.first(span))
 
 
 class Call(NamedTuple):
@@ -65,36 +81,50 @@ class Plan:
 
 
 class CpuAttention:
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, variant: Variant) -> None:
         self._shape = (num_kv_heads, num_heads // num_kv_heads, head_dim)
+        self._variant = variant
+        self._attend = partial(scaled_dot_product_attention, scale=variant.scale)
+        if variant.softcap:
+            self._attend = partial(capped_attention, scale=variant.scaling(head_dim), softcap=variant.softcap)
         self._memory = torch.empty(0)  # for what is gathered; kept, since new memory is slow
 
-    def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> Plan:
+    def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> dict[int, Plan]:
+        """By window."""
         if self._shape[1] > TILE:  # one token's heads fill several tiles, as a piece does
             decodes, chunks = [], decodes + chunks
-        ordered = sorted(decodes, key=length_of)
-        batches = list(batched(ordered, GATHERED_BYTES * torch.get_num_threads() // cache.bytes_per_slot))
-        self._grow(max(len(batch) * length_of(batch[0]) for batch in [*batches, *([span] for span in chunks)]), cache)
-        planner = Planner(self._shape, cache, self._memory, decodes + chunks, num_tokens)
-        gatherings = planner.plan_decodes(batches) + planner.plan_chunks(chunks)
+        return {window: self._plan(Reach(window), decodes, chunks, num_tokens, cache) for window in self._variant.kinds}
+
+    def _plan(self, reach: Reach, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> Plan:
+        ordered = sorted(decodes, key=reach.length)
+        most_places = GATHERED_BYTES * torch.get_num_threads() // cache.bytes_per_slot
+        batches = list(batched(ordered, reach, most_places))
+        pieces = [list(cut(chunk)) for chunk in chunks]
+        self._grow(max([*(len(batch) * reach.length(batch[0]) for batch in batches),
+                        *(gathered_by(some, reach) for some in pieces)]), cache)
+        planner = Planner(self._shape, cache, self._memory, reach, decodes + chunks,
+                          num_tokens=num_tokens)
+        gatherings = planner.plan_decodes(batches) + planner.plan_chunks(pieces)
         if ordered == decodes:
             return Plan(gatherings, planner.output, None, None)
         order = [span.row for span in ordered] + list(range(len(ordered), num_tokens))
         back = sorted(range(num_tokens), key=order.__getitem__)
         return Plan(gatherings, planner.output, integers(order), integers(back))
 
-    def run(self, queries: Tensor, cache: Cache, layer: int, plan: Plan) -> Tensor:
+    def run(self, queries: Tensor, cache: Cache, layer: int, plan: dict[int, Plan]) -> Tensor:
         """`queries` is [tokens, heads, head_dim], the result [tokens, heads * head_dim]."""
-        if plan.order is not None:
-            queries = queries.index_select(0, plan.order)
+        chosen = plan[self._variant.window(layer)]
+        gatherings, output, order, back = chosen.gatherings, chosen.output, chosen.order, chosen.back
+        if order is not None:
+            queries = queries.index_select(0, order)
         queries = queries.view(-1, *self._shape)  # [tokens, kv_heads, group, head_dim]
-        for units, target, calls in plan.gatherings:
+        for units, target, calls in gatherings:
             torch.index_select(cache.units[layer], 0, units, out=target)
             for tokens, tiles, rows, keys, values, mask, result in calls:
                 rows.copy_(queries[tokens])
-                found = scaled_dot_product_attention(tiles, keys, values, mask).contiguous()
+                found = self._attend(tiles, keys, values, mask).contiguous()
                 result.copy_(found.as_strided(rows.shape, rows.stride()))  # where the queries stood in the tiles
-        return plan.output if plan.back is None else plan.output.index_select(0, plan.back)
+        return output if back is None else output.index_select(0, back)
 
     def _grow(self, num_places: int, cache: Cache) -> None:
         size = num_places * cache.width
@@ -102,15 +132,23 @@ class CpuAttention:
             self._memory = torch.empty(size, dtype=cache.dtype)
 
 
-class Planner:
-    """Makes the plan of one step."""
+def capped_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float,
+                     softcap: float) -> Tensor:
+    """Scores come near to `softcap` at most. In float32; shapes are those of `Call`."""
+    scores = torch.matmul(queries.float(), keys.float().mT).mul_(scale / softcap).tanh_().mul_(softcap)
+    return torch.matmul((scores + mask).softmax(-1), values.float()).to(queries.dtype)
 
-    def __init__(self, shape: tuple[int, int, int], cache: Cache, memory: Tensor, spans: list[Span],
-                 num_tokens: int) -> None:
+
+class Planner:
+    """Makes the plan of one step, for layers of one window."""
+
+    def __init__(self, shape: tuple[int, int, int], cache: Cache, memory: Tensor, reach: Reach, spans: list[Span],
+                 *, num_tokens: int) -> None:
         self._shape = shape
         self._cache = cache
         self._memory = memory
-        self._edge = Edge(max(span.end for span in spans))
+        self._reach = reach
+        self._edge = Edge(max(span.end - reach.first(span) for span in spans), reach.window)
         self._tiles_of_piece: dict[int, Tensor] = {}  # by its number of tokens
         self.output = torch.zeros(num_tokens, prod(shape), dtype=cache.dtype)
         self._results = self.output.view(num_tokens, *shape)
@@ -122,35 +160,40 @@ class Planner:
 
     def _decode(self, spans: list[Span], tokens: slice) -> Gathering:
         kv_heads, group, head_dim = self._shape
-        length = length_of(spans[0])
+        length = self._reach.length(spans[0])
         target, keys, values = self._gathered(len(spans), length)
         tiles = torch.zeros(len(spans), kv_heads, TILE, head_dim, dtype=self._cache.dtype)
-        mask = self._edge.rows([span.start for span in spans], length)[:, None, None]  # [spans, 1, 1, length]
+        places = [span.start - self._reach.first(span) for span in spans]
+        mask = self._edge.rows(places, length)[:, None, None]  # [spans, 1, 1, length]
         call = Call(tokens, tiles, tiles[:, :, :group], keys, values, mask, self._results[tokens])
-        return Gathering(self._units(spans, length), target, [call])
+        return Gathering(self._units([(span, self._reach.first(span)) for span in spans], length), target, [call])
 
-    def plan_chunks(self, chunks: list[Span]) -> list[Gathering]:
+    def plan_chunks(self, chunks: list[list[Span]]) -> list[Gathering]:
+        """Each as its pieces."""
         if not chunks:
             return []
-        pieces = [list(cut(chunk)) for chunk in chunks]
-        slope = Slope(self._edge, [piece for some in pieces for piece in some], self._shape[1])
-        return [self._chunk(chunk, some, slope) for chunk, some in zip(chunks, pieces, strict=True)]
+        pieces = [piece for some in chunks for piece in some]
+        slope = Slope(self._edge, [(piece, self._reach.first(piece)) for piece in pieces], self._shape[1])
+        return [self._chunk(some, slope) for some in chunks]
 
-    def _chunk(self, chunk: Span, pieces: list[Span], slope: "Slope") -> Gathering:
-        target, keys, values = self._gathered(1, length_of(chunk))
-        calls = [self._piece(piece, keys[0], values[0], slope) for piece in pieces]
-        return Gathering(self._units([chunk], length_of(chunk)), target, calls)
+    def _chunk(self, pieces: list[Span], slope: "Slope") -> Gathering:
+        length, first = gathered_by(pieces, self._reach), self._reach.first(pieces[0])
+        target, keys, values = self._gathered(1, length)
+        calls = [self._piece(piece, first, keys[0], values[0], slope) for piece in pieces]
+        return Gathering(self._units([(pieces[-1], first)], length), target, calls)
 
-    def _piece(self, piece: Span, keys: Tensor, values: Tensor, slope: "Slope") -> Call:
-        """`keys` and `values` are those of the chunk, [kv_heads, places, head_dim], of which it needs the first."""
+    def _piece(self, piece: Span, first: int, keys: Tensor, values: Tensor, slope: "Slope") -> Call:
+        """`keys` and `values` are those of the chunk from its `first` place on, [kv_heads, places, head_dim]."""
         kv_heads, group, head_dim = self._shape
         tiles = self._tiles(piece.length)
         rows = tiles.view(kv_heads, -1, head_dim)[:, :piece.length * group]  # [kv_heads, tokens * group, head_dim]
         rows = rows.view(kv_heads, piece.length, group, head_dim).transpose(0, 1)
-        size = (kv_heads, tiles.shape[1], length_of(piece), head_dim)
-        keys, values = (some[:, None, :length_of(piece)].expand(size) for some in (keys, values))
+        begin, length = self._reach.first(piece), self._reach.length(piece)
+        seen = slice(begin - first, begin - first + length)
+        keys, values = (some[:, None, seen].expand(kv_heads, tiles.shape[1], length, head_dim)
+                        for some in (keys, values))
         tokens = slice(piece.row, piece.row + piece.length)
-        mask = slope.mask(piece.start, tiles.shape[1], length_of(piece))
+        mask = slope.mask(piece.start - begin, tiles.shape[1], length)
         return Call(tokens, tiles, rows, keys, values, mask, self._results[tokens])
 
     def _tiles(self, num_tokens: int) -> Tensor:
@@ -161,8 +204,10 @@ class Planner:
             self._tiles_of_piece[num_tokens] = torch.zeros(size, dtype=self._cache.dtype)
         return self._tiles_of_piece[num_tokens]
 
-    def _units(self, spans: list[Span], length: int) -> Tensor:
-        return integers([unit for span in spans for unit in self._cache.units_of(span.blocks, span.end, length)])
+    def _units(self, spans: list[tuple[Span, int]], length: int) -> Tensor:
+        """For each span those from a first place on."""
+        return integers([unit for span, first in spans
+                         for unit in self._cache.units_of(span.blocks, first, span.end, length)])
 
     def _gathered(self, count: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """[units, ..] to copy to, and then in it the keys and the values, each [count, kv_heads, length, head_dim]."""
@@ -173,18 +218,21 @@ class Planner:
 
 
 class Edge:
-    """A row of a mask is zero as far as its token may look, and minus infinity beyond: all are windows of one edge."""
+    """A row of a mask is zero as far as its token may look, and minus infinity before and beyond: all are windows of
+    one edge. Places count from the first that is gathered."""
 
-    def __init__(self, end: int) -> None:
-        """For positions before `end`, and for those of the rows that fill a piece's last tile."""
+    def __init__(self, end: int, window: int) -> None:
+        """For places before `end`, and for those of the rows that fill a piece's last tile."""
         self._height = end + PIECE + TILE
         self._values = torch.zeros(self._height + LONG)
         self._values[self._height:] = -torch.inf
+        if window:
+            self._values[:max(0, self._height - window)] = -torch.inf
 
-    def rows(self, positions: list[int], length: int) -> Tensor:
-        """[positions, length], where `length` is at most by 512 more than a position."""
+    def rows(self, places: list[int], length: int) -> Tensor:
+        """[places, length], where `length` is at most by 512 more than a place."""
         windows = self._values.unfold(0, length, 1)
-        return windows.index_select(0, integers([self._height - 1 - position for position in positions]))
+        return windows.index_select(0, integers([self._height - 1 - place for place in places]))
 
 
 class Slope:
@@ -194,11 +242,12 @@ class Slope:
         0 0 0 0 0 0 - -      the next token
     """
 
-    def __init__(self, edge: Edge, pieces: list[Span], group: int) -> None:
-        self._latest = max(piece.start for piece in pieces)
-        num_rows = max(num_tiles(piece.length * group) for piece in pieces) * TILE
-        positions = [self._latest + row // group for row in range(num_rows)]
-        self._rows = edge.rows(positions, self._latest + LONG)
+    def __init__(self, edge: Edge, pieces: list[tuple[Span, int]], group: int) -> None:
+        """Pieces, each with the first place that is gathered for it."""
+        self._latest = max(piece.start - first for piece, first in pieces)
+        num_rows = max(num_tiles(piece.length * group) for piece, _ in pieces) * TILE
+        places = [self._latest + row // group for row in range(num_rows)]
+        self._rows = edge.rows(places, self._latest + LONG)
 
     def mask(self, start: int, tiles: int, length: int) -> Tensor:
         """[1, tiles, 16, length] for a piece that starts there."""
@@ -210,11 +259,16 @@ def num_tiles(num_rows: int) -> int:
     return -(-num_rows // TILE)
 
 
-def batched(ordered: list[Span], most_places: int) -> Iterator[list[Span]]:
+def batched(ordered: list[Span], reach: Reach, most_places: int) -> Iterator[list[Span]]:
     """Decodes that share a call: of one length, and no more than are gathered at a time."""
-    for length, same in groupby(ordered, length_of):
+    for length, same in groupby(ordered, reach.length):
         spans, most = list(same), max(1, most_places // length)
         yield from (spans[first:first + most] for first in range(0, len(spans), most))
+
+
+def gathered_by(pieces: list[Span], reach: Reach) -> int:
+    """How many places are gathered for all pieces of a chunk together."""
+    return max(reach.first(piece) + reach.length(piece) for piece in pieces) - reach.first(pieces[0])
 
 
 def cut(chunk: Span) -> Iterator[Span]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shard.attention.span import Span, integers
+from shard.attention.variant import Variant
 from shard.cache import Cache
 
 PIECE = 128  # tokens
@@ -22,20 +23,25 @@ class Look:
 
     rows: slice  # on the token axis
     slots: Tensor  # [places] from the sequence's first token to the span's last
-    hidden: Tensor  # [length, places], where a place is later than the token
+    hidden: Tensor  # [length, places], where a place is later than the token, or out of its window
 
 
 class ReferenceAttention:
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, variant: Variant) -> None:
         self._shape = (num_kv_heads, num_heads // num_kv_heads, head_dim)
+        self._variant = variant
+        self._scale = variant.scaling(head_dim)
 
-    def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> list[Look]:  # noqa: ARG002
-        return [look(span, cache) for span in [*decodes, *(piece for chunk in chunks for piece in pieces(chunk))]]
+    def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int,  # noqa: ARG002
+             cache: Cache) -> dict[int, list[Look]]:
+        """By window."""
+        spans = [*decodes, *(piece for chunk in chunks for piece in pieces(chunk))]
+        return {window: [look(span, cache, window) for span in spans] for window in self._variant.kinds}
 
-    def run(self, queries: Tensor, cache: Cache, layer: int, plan: list[Look]) -> Tensor:
+    def run(self, queries: Tensor, cache: Cache, layer: int, plan: dict[int, list[Look]]) -> Tensor:
         """`queries` is [tokens, heads, head_dim], the result [tokens, heads * head_dim]."""
         output = torch.zeros_like(queries)
-        for place in plan:
+        for place in plan[self._variant.window(layer)]:
             keys, values = (self._read(rows[layer], place.slots) for rows in (cache.keys, cache.values))
             output[place.rows] = self._attend(queries[place.rows].float(), keys, values, place.hidden)
         return output.flatten(1)
@@ -47,7 +53,9 @@ class ReferenceAttention:
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
         """`queries` is [length, heads, head_dim], `keys` and `values` are [kv_heads, places, head_dim]."""
         grouped = queries.view(-1, *self._shape).permute(1, 2, 0, 3)  # [kv_heads, group, length, head_dim]
-        scores = torch.matmul(grouped, keys[:, None].mT) * self._shape[2] ** -0.5  # [kv_heads, group, length, places]
+        scores = torch.matmul(grouped, keys[:, None].mT) * self._scale  # [kv_heads, group, length, places]
+        if self._variant.softcap:
+            scores = self._variant.softcap * (scores / self._variant.softcap).tanh()
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         return torch.matmul(weights, values[:, None]).permute(2, 0, 1, 3).flatten(1, 2)
 
@@ -58,7 +66,9 @@ def pieces(chunk: Span) -> Iterator[Span]:
         yield Span(chunk.row + first, chunk.start + first, min(PIECE, chunk.length - first), chunk.blocks)
 
 
-def look(span: Span, cache: Cache) -> Look:
+def look(span: Span, cache: Cache, window: int) -> Look:
     slots = integers(cache.slots(span.blocks, 0, span.end)).to(cache.device)
     places, own = (torch.arange(first, span.end, device=cache.device) for first in (0, span.start))
-    return Look(slice(span.row, span.row + span.length), slots, places > own[:, None])
+    ahead = places - own[:, None]  # [length, places]
+    hidden = (ahead > 0) | (ahead <= -window) if window else ahead > 0
+    return Look(slice(span.row, span.row + span.length), slots, hidden)

@@ -3,11 +3,16 @@
 Every rank has equally many ids; those beyond the vocabulary are zeros, and cut off again.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from shard.distributed import Group, padded_share
 from shard.layers.linear import Linear, make_linear, packs
+from shard.step import Inputs
 from shard.weights import Weights
+
+Finish = Callable[[Tensor], Tensor]  # [rows, vocabulary] in float32, may be written to
 
 
 class Embedding:
@@ -19,7 +24,11 @@ class Embedding:
         kept = min(weights.dtype, weights.dtype_of(name), key=lambda dtype: dtype.itemsize)
         self.weight = weights.rows(name, shape, self._ids, kept)  # [ids, hidden]
 
-    def __call__(self, tokens: Tensor) -> Tensor:
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """`[tokens, hidden]`"""
+        return self.rows(inputs.tokens)
+
+    def rows(self, tokens: Tensor) -> Tensor:
         """`[tokens] -> [tokens, hidden]`"""
         if self._group.size == 1:
             return self.weight.index_select(0, tokens).to(self._dtype)
@@ -30,16 +39,24 @@ class Embedding:
 
 
 class Head:
-    def __init__(self, linear: Linear, group: Group, vocabulary_size: int) -> None:
-        """`linear` gives the logits of this rank's ids."""
+    def __init__(self, linear: Linear, group: Group, vocabulary_size: int, finish: Finish | None = None) -> None:
+        """`linear` gives the logits of this rank's ids; `finish` is what a model does to them at last."""
         self._linear = linear
         self._group = group
         self._vocabulary_size = vocabulary_size
+        self._finish = finish
+
+    def finished(self, finish: Finish) -> "Head":
+        """The same with something that is done to logits at last."""
+        return Head(self._linear, self._group, self._vocabulary_size, finish)
 
     def __call__(self, hidden: Tensor) -> Tensor | None:
         """`[rows, hidden] -> [rows, vocabulary]`, on rank 0 only"""
         logits = self._group.gather(self._linear(hidden))
-        return None if logits is None else logits[:, :self._vocabulary_size].float()
+        if logits is None:
+            return None
+        wide = logits[:, :self._vocabulary_size].float()
+        return wide if self._finish is None else self._finish(wide)
 
 
 def read_head(weights: Weights, group: Group, name: str, shape: tuple[int, int]) -> Head:

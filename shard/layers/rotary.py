@@ -1,6 +1,7 @@
 """Rotary position embedding: every position turns the pairs of a head's values by its own angles.
 
-A value's partner stands half a head away. Everything that depends on a position alone is in one table, made at start.
+A value's partner stands half a head away, or beside it. Everything that depends on a position alone is in one table,
+made at start.
 """
 
 import math
@@ -76,14 +77,49 @@ class Turn:
         return (wide * self._cosines).addcmul_(partners, self._sines).to(x.dtype)
 
 
+class NeighbourTurn:
+    """The same where a value's partner is the one beside it."""
+
+    def __init__(self, cosines: Tensor, sines: Tensor) -> None:
+        """`cosines, sines: [tokens, 1, head_dim]`, every other sine negative, from the first on"""
+        self._cosines = cosines
+        self._sines = sines
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x: [tokens, heads, head_dim]`"""
+        wide = x.float()
+        partners = wide.view(*wide.shape[:-1], -1, 2).flip(-1).flatten(-2)
+        return (wide * self._cosines).addcmul_(partners, self._sines).to(x.dtype)
+
+
+class PartialTurn:
+    """Only of a head's first values."""
+
+    def __init__(self, turn: Turn | NeighbourTurn, num_turned: int) -> None:
+        self._turn = turn
+        self._num_turned = num_turned
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x: [tokens, heads, head_dim]`"""
+        return torch.cat([self._turn(x[..., :self._num_turned]), x[..., self._num_turned:]], dim=-1)
+
+
 class RotaryTable:
     def __init__(self, rotary: Rotary, head_dim: int, max_positions: int, device: torch.device) -> None:
-        frequencies = FREQUENCIES[rotary.kind](rotary, head_dim)
+        num_turned = int(rotary.share * head_dim)
+        self._num_turned = None if num_turned == head_dim else num_turned
+        self._neighbours = rotary.neighbours
+        frequencies = FREQUENCIES[rotary.kind](rotary, num_turned)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
         # float64, since in float32 an angle's cosine may depend on where in memory it stands
         turned = torch.cat([angles.double().cos(), angles.double().sin()], dim=-1) * rotary.amplitude
-        self._table = turned.float().to(device)  # [positions, head_dim]
+        self._table = turned.float().to(device)  # [positions, values that are turned]
 
-    def at(self, positions: Tensor) -> Turn:
+    def at(self, positions: Tensor) -> Callable[[Tensor], Tensor]:
         cosines, sines = self._table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-        return Turn(torch.cat([cosines, cosines], dim=-1), torch.cat([-sines, sines], dim=-1))
+        turn: Turn | NeighbourTurn
+        if self._neighbours:
+            turn = NeighbourTurn(cosines.repeat_interleave(2, -1), torch.stack([-sines, sines], dim=-1).flatten(-2))
+        else:
+            turn = Turn(torch.cat([cosines, cosines], dim=-1), torch.cat([-sines, sines], dim=-1))
+        return turn if self._num_turned is None else PartialTurn(turn, self._num_turned)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -12,12 +12,14 @@ from shard.distributed import Group, copied_share, share
 from shard.layers.embedding import Embedding, Head, read_head, tied_head
 from shard.layers.linear import Linear
 from shard.layers.norm import RMSNorm
-from shard.layers.rotary import RotaryTable, Turn
+from shard.layers.rotary import RotaryTable
 from shard.models.config import ModelConfig
 from shard.step import Inputs
 from shard.weights import Weights
 
 Product = tuple[Linear, int]  # and the width that it takes
+Norm = Callable[[Tensor], Tensor]  # [..., width]
+Config_co = TypeVar("Config_co", bound=ModelConfig, covariant=True)
 
 
 class Layer(Protocol):
@@ -25,15 +27,32 @@ class Layer(Protocol):
     def products(self) -> Sequence[Product]:
         """In the order of a step, for who measures what they take alone."""
 
-    def __call__(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        """`[tokens, hidden]` in and out; `x` may be written to"""
+    def __call__(self, x: Tensor, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
+        """`[tokens, hidden]` in and out; `x` may be written to. `turn` is what the model's positions make of a step."""
+
+
+class Embeds(Protocol):
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """`[tokens, hidden]`, a new tensor"""
+
+
+class Positions(Protocol):
+    def at(self, positions: Tensor) -> Any:
+        """What layers need to know of the positions of a step."""
+
+
+class Unturned:
+    """For models whose queries and keys do not depend on positions."""
+
+    def at(self, positions: Tensor) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Source(Generic[Config_co]):
     """A checkpoint, and whose part of it is wanted."""
 
-    config: ModelConfig
+    config: Config_co
     weights: Weights
     group: Group
 
@@ -51,6 +70,11 @@ class Source:
         size, rank, ranks = self.config.intermediate_size, self.group.rank, self.group.size
         return range(size * rank // ranks, size * (rank + 1) // ranks)
 
+    def rotary_table(self) -> RotaryTable:
+        config = self.config
+        assert config.rotary is not None
+        return RotaryTable(config.rotary, config.head_dim, config.max_positions, self.weights.device)
+
     def norm(self, name: str) -> RMSNorm:
         return RMSNorm(self.weights.whole(f"{name}.weight", (self.config.hidden_size,)), self.config.norm_epsilon)
 
@@ -59,10 +83,10 @@ class Source:
 class Decoder:
     config: ModelConfig
     num_kv_heads: int  # of this rank
-    embedding: Embedding
-    rotary: RotaryTable
+    embedding: Embeds
+    positions: Positions
     layers: Sequence[Layer]
-    norm: RMSNorm
+    norm: Norm
     head: Head
 
     @property
@@ -75,8 +99,8 @@ class Decoder:
 
     def hidden(self, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
         """`[tokens, hidden]`, after the last norm"""
-        x = self.embedding(inputs.tokens)
-        turn = self.rotary.at(inputs.positions)
+        x = self.embedding(inputs)
+        turn = self.positions.at(inputs.positions)
         for layer in self.layers:
             x = layer(x, turn, inputs, cache, attention)
         return self.norm(x)
@@ -90,21 +114,28 @@ class Decoder:
         return replace(self, layers=self.layers[:num_layers])
 
 
-def read_decoder(source: Source, read_layer: Callable[[Source, int], Layer]) -> Decoder:
-    """The head comes before the layers: while it is packed, memory holds it twice."""
+def read_ends(source: Source[Any], embedding: str, head: str) -> tuple[Embedding, Head]:
+    """By the names of their tensors. They come before the layers: while a head is packed, memory holds it twice."""
     config, weights, group = source.config, source.weights, source.group
     check_ranks(config, group.size)
     shape = (config.vocabulary_size, config.hidden_size)
-    embedding = Embedding(weights, group, "model.embed_tokens.weight", shape)
-    if config.tied:
-        weights.ignore("lm_head.weight")
-        head = tied_head(weights, group, "model.embed_tokens.weight", shape, embedding)
-    else:
-        head = read_head(weights, group, "lm_head.weight", shape)
-    return Decoder(
-        config, len(source.kv_heads), embedding,
-        RotaryTable(config.rotary, config.head_dim, config.max_positions, weights.device),
-        [read_layer(source, number) for number in range(config.num_layers)], source.norm("model.norm"), head)
+    embeds = Embedding(weights, group, embedding, shape)
+    if not config.tied:
+        return embeds, read_head(weights, group, head, shape)
+    weights.ignore(head)
+    return embeds, tied_head(weights, group, embedding, shape, embeds)
+
+
+def read_decoder(source: Source[Any], read_layer: Callable[[Source[Any], int], Layer]) -> Decoder:
+    """With the names of Llama."""
+    config = source.config
+    embedding, head = read_ends(source, "model.embed_tokens.weight", "lm_head.weight")
+    return Decoder(config, len(source.kv_heads), embedding, source.rotary_table(),
+                   read_layers(source, read_layer), source.norm("model.norm"), head)
+
+
+def read_layers(source: Source[Any], read_layer: Callable[[Source[Any], int], Layer]) -> list[Layer]:
+    return [read_layer(source, number) for number in range(source.config.num_layers)]
 
 
 def check_ranks(config: ModelConfig, size: int) -> None:

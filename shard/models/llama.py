@@ -9,16 +9,19 @@ from torch import Tensor
 
 from shard.attention.backends import Attention
 from shard.cache import Cache
+from shard.given import Given
 from shard.layers.parallel import Part, column_linear, gated_linear, row_linear
-from shard.layers.rotary import Turn
+from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Product, Source, read_decoder
+from shard.models.describe import describe, refuse_activation
 from shard.step import Inputs
 
 HeadNorm = Callable[[Tensor], Tensor]  # [tokens, heads + kv heads, head_dim]
+Turn = Callable[[Tensor], Tensor]  # the same
 
 
 class SelfAttention:
-    def __init__(self, source: Source, layer: int, *, qkv_bias: bool, output_bias: bool,
+    def __init__(self, source: Source[ModelConfig], layer: int, *, qkv_bias: bool, output_bias: bool,
                  head_norm: HeadNorm | None = None) -> None:
         config, name, hidden = source.config, f"model.layers.{layer}.self_attn", source.config.hidden_size
         self._layer, self._head_norm = layer, head_norm
@@ -55,7 +58,7 @@ class SelfAttention:
 
 
 class Mlp:
-    def __init__(self, source: Source, layer: int, *, bias: bool) -> None:
+    def __init__(self, source: Source[ModelConfig], layer: int, *, bias: bool) -> None:
         config, name = source.config, f"model.layers.{layer}.mlp"
         wide, narrow = config.intermediate_size, config.hidden_size
         self._gated = gated_linear(source.weights, *(
@@ -70,7 +73,7 @@ class Mlp:
 
 
 class LlamaLayer:
-    def __init__(self, source: Source, layer: int, attention: SelfAttention, mlp: Mlp) -> None:
+    def __init__(self, source: Source[ModelConfig], layer: int, attention: SelfAttention, mlp: Mlp) -> None:
         self._before_attention = source.norm(f"model.layers.{layer}.input_layernorm")
         self._attention = attention
         self._before_mlp = source.norm(f"model.layers.{layer}.post_attention_layernorm")
@@ -89,11 +92,25 @@ def widened(heads: range, head_dim: int) -> range:
     return range(heads.start * head_dim, heads.stop * head_dim)
 
 
-def read_layer(source: Source, layer: int) -> LlamaLayer:
+def describe_llama(given: Given) -> ModelConfig:
+    refuse_activation(given, "silu")
+    refuse_windows(given)
+    config: ModelConfig = describe(given, attention_bias=given.flag("attention_bias", default=False),
+                                   mlp_bias=given.flag("mlp_bias", default=False))
+    return config
+
+
+def refuse_windows(given: Given) -> None:
+    if set(given.get("layer_types") or ()) - {"full_attention"}:
+        raise ValueError(f"{given.source}: layer_types {sorted(set(given.get('layer_types')))} are not supported; "
+                         f"supported: full_attention in every layer")
+
+
+def read_layer(source: Source[ModelConfig], layer: int) -> LlamaLayer:
     bias = source.config.attention_bias
     return LlamaLayer(source, layer, SelfAttention(source, layer, qkv_bias=bias, output_bias=bias),
                       Mlp(source, layer, bias=source.config.mlp_bias))
 
 
-def read_llama(source: Source) -> Decoder:
+def read_llama(source: Source[ModelConfig]) -> Decoder:
     return read_decoder(source, read_layer)

@@ -2,12 +2,23 @@
 
 import torch
 
+from shard.given import Given
 from shard.layers.norm import RMSNorm
+from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source, read_decoder
+from shard.models.describe import describe, refuse_activation
 from shard.models.llama import LlamaLayer, Mlp, SelfAttention
+from shard.models.qwen2 import slides
 
 
-def read_head_norm(source: Source, layer: int) -> RMSNorm:
+def describe_qwen3(given: Given) -> ModelConfig:
+    refuse_activation(given, "silu")
+    config: ModelConfig = describe(given, attention_bias=given.flag("attention_bias", default=False),
+                                   windows=slides(given))
+    return config
+
+
+def read_head_norm(source: Source[ModelConfig], layer: int) -> RMSNorm:
     """One for queries and keys together, with each head's weights."""
     shape, name = (source.config.head_dim,), f"model.layers.{layer}.self_attn"
     queries, keys = (source.weights.whole(f"{name}.{norm}.weight", shape) for norm in ("q_norm", "k_norm"))
@@ -15,12 +26,12 @@ def read_head_norm(source: Source, layer: int) -> RMSNorm:
     return RMSNorm(torch.stack(heads), source.config.norm_epsilon)  # [heads + kv heads, head_dim]
 
 
-def read_layer(source: Source, layer: int) -> LlamaLayer:
+def read_layer(source: Source[ModelConfig], layer: int) -> LlamaLayer:
     bias = source.config.attention_bias
     attention = SelfAttention(
         source, layer, qkv_bias=bias, output_bias=bias, head_norm=read_head_norm(source, layer))
     return LlamaLayer(source, layer, attention, Mlp(source, layer, bias=False))
 
 
-def read_qwen3(source: Source) -> Decoder:
+def read_qwen3(source: Source[ModelConfig]) -> Decoder:
     return read_decoder(source, read_layer)

@@ -7,6 +7,7 @@ from router.pace import Luck, Pace, Timing
 
 COSTS = (0.01, 0.0, 0.001, 0.0)
 DECODE, PROMPT = Load(1, 0, 1), Load(1, 10, 10)
+SHORT = (False, -7)  # steps of ten milliseconds without prompts
 
 
 def learned(*steps, ahead):
@@ -24,8 +25,22 @@ def learned(*steps, ahead):
 
 def test_luck_is_actual_over_predicted_apart_for_prompts():
     pace = learned((DECODE, 0.02), (PROMPT, 0.03), (DECODE, 0.01), ahead=False)
-    assert pace.decode_luck == [pytest.approx(2.0), pytest.approx(1.0)]
-    assert pace.prompt_luck == [pytest.approx(1.5)]
+    assert pace.luck == {SHORT: [pytest.approx(2.0), pytest.approx(1.0)], (True, -6): [pytest.approx(1.5)]}
+
+
+def test_long_steps_do_not_have_the_luck_of_short_ones():
+    """A hiccup of 50 ms makes a short step six times as long, and is hardly seen in a long one."""
+    long_step = Load(1, 630, 10)
+    steps = [(DECODE, 0.06), (long_step, 0.69)] * 20
+    luck = Luck(learned(*steps, ahead=False), seed=3)
+    assert luck.seconds(DECODE) == pytest.approx(0.06)
+    assert luck.seconds(long_step) == pytest.approx(0.69)
+
+
+def test_steps_of_a_rare_kind_have_the_luck_of_those_next_to_them():
+    luck = Luck(Pace(COSTS, {SHORT: [2.0] * 20, (False, -3): [9.0], (False, 0): [1.0] * 20}), seed=0)
+    assert luck.seconds(Load(1, 70, 1)) == pytest.approx(0.16)  # of a size that was seen once: too few to speak for it
+    assert luck.seconds(Load(1, 1000, 1)) == pytest.approx(1.01)
 
 
 def test_what_passes_beside_steps_is_learned_apart_for_those_sent_ahead():
@@ -45,14 +60,14 @@ def test_answers_to_steps_that_nobody_saw_teach_nothing():
 
 
 def test_luck_is_played_in_its_order_and_again():
-    luck = Luck(Pace(COSTS, decode_luck=[1.0, 2.0, 3.0]), seed=0)
+    luck = Luck(Pace(COSTS, {SHORT: [1.0, 2.0, 3.0]}), seed=0)
     played = [round(luck.seconds(DECODE) / 0.01) for _ in range(6)]
     assert played[:3] == played[3:]
     assert "".join(map(str, played)) in "123123123"
 
 
 def test_the_seed_chooses_where_luck_begins():
-    pace = Pace(COSTS, decode_luck=[float(number) for number in range(1, 1000)])
+    pace = Pace(COSTS, {SHORT: [float(number) for number in range(1, 1000)]})
     assert Luck(pace, 1).seconds(DECODE) == Luck(pace, 1).seconds(DECODE) != Luck(pace, 2).seconds(DECODE)
 
 

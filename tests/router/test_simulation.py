@@ -60,8 +60,13 @@ def test_what_passes_between_steps_counts():
     assert ahead.seconds["itl"] == [pytest.approx(0.011)] * 4
 
 
+def test_nothing_is_planned_while_the_router_attends_to_those_who_come():
+    figures = simulated(arrival(noticed_after=0.003), arrival(at=0.002, noticed_after=0.001))
+    assert figures.seconds["ttft"] == [pytest.approx(0.013), pytest.approx(0.011)]  # in one step
+
+
 def test_a_seed_gives_the_same_again():
-    pace = Pace(PACE.coefficients, decode_luck=[1.0, 1.5, 2.0, 0.5, 1.2], prompt_luck=[1.0, 3.0])
+    pace = Pace(PACE.coefficients, {(False, -7): [1.0, 1.5, 2.0, 0.5, 1.2], (True, -7): [1.0, 3.0]})
     runs = [simulated(*(arrival(at=0.01 * n) for n in range(9)), pace=pace, seed=seed).seconds for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from shard.attention.backends import make_attention
+from shard.attention.variant import Variant
 from shard.cache import Cache
 from shard.change import Chunk, Step
 from shard.checkpoint import read_config
@@ -41,7 +42,8 @@ def run(model: Decoder, group: Group, dtype: torch.dtype, backend: str = "refere
     num_blocks = -(-len(PROMPT) // 16)
     cache = Cache(model.num_layers, model.num_kv_heads, model.head_dim, block_size=16, num_blocks=num_blocks,
                   dtype=dtype, device=CPU)
-    attention = make_attention(backend, model.config.num_heads // group.size, model.num_kv_heads, model.head_dim)
+    attention = make_attention(backend, model.config.num_heads // group.size, model.num_kv_heads, model.head_dim,
+                               Variant(model.config.scale, model.config.softcap, model.config.windows))
     sequence = Sequence(id=0, tokens=PROMPT, num_prompt_tokens=len(PROMPT), num_given=len(PROMPT), computed=0,
                         num_cached=0, blocks=list(range(num_blocks)), key=0, sampling=Sampling(),
                         prompt_logprobs=False, adapter=0, grammar=0)

@@ -97,7 +97,7 @@ def test_units_hold_the_first_places_and_then_zeros(block_size: int, blocks: lis
     cache = new_cache(block_size, 6)
     slots = cache.slots(blocks, 0, num_places)
     length = (-(-num_places // 16) + extra) * 16
-    units = cache.units_of(blocks, num_places, length)
+    units = cache.units_of(blocks, 0, num_places, length)
     assert [unit * 16 + place for unit in units for place in range(16)][:num_places] == slots
     assert len(units) == length // 16
     assert all(unit * 16 // block_size == cache.zero_block for unit in units[-(-num_places // 16):])

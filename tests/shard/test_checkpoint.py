@@ -7,7 +7,8 @@ import pytest
 import torch
 from checkpoints import DYNAMIC, LINEAR, LLAMA3, YARN, tiny_checkpoint
 
-from shard.checkpoint import Given, read_config, read_model
+from shard.checkpoint import read_config, read_model
+from shard.given import Given
 from shard.models.config import ModelConfig, Rotary
 
 LLAMA = {
@@ -70,9 +71,7 @@ def test_positions_reach_as_far_as_the_rotary_embedding(scaling: dict[str, Any],
     ({"hidden_act": "gelu"}, "hidden_act gelu is not supported; supported: silu"),
     ({"rope_scaling": {"type": "longrope"}}, "rope_type longrope .*default, linear, dynamic, llama3, yarn"),
     ({"rope_scaling": {"type": "linear"}}, "rope_parameters: factor must be a number above 0, got None"),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-    ({"use_sliding_window": True, "max_window_layers": 1}, "sliding window"),
-    ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types .*sliding_attention.* are not supported"),
     ({"quantization_config": {"quant_method": "gptq"}}, "quantised as gptq"),
     ({"torch_dtype": "float8"}, "dtype float8 is not supported; supported: float32, bfloat16, float16"),
     ({"hidden_size": None}, "hidden_size must be a whole number of at least 1, got None"),
@@ -84,8 +83,28 @@ def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], comp
         read(**changes)
 
 
-def test_a_window_that_no_layer_has_is_no_window() -> None:
-    assert read(use_sliding_window=True, sliding_window=64, max_window_layers=2) == CONFIG
+QWEN = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64}
+SLIDING = ["full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize(("changes", "windows"), [
+    ({"use_sliding_window": True, "max_window_layers": 2}, (0, 0)),
+    ({"use_sliding_window": True, "max_window_layers": 1}, (0, 64)),
+    ({"use_sliding_window": True}, (0, 0)),
+    ({"use_sliding_window": False, "max_window_layers": 1}, ()),
+    ({"use_sliding_window": True, "layer_types": SLIDING}, (0, 64)),
+    ({"layer_types": SLIDING}, (0, 64)),
+    ({"layer_types": SLIDING, "sliding_window": None}, ())], ids=str)
+def test_windows_are_read_by_layer(changes: dict[str, Any], windows: tuple[int, ...]) -> None:
+    assert read(**QWEN | changes).windows == windows
+
+
+@pytest.mark.parametrize(("kinds", "complaint"), [
+    (["full_attention"], "layer_types has 1 entries for num_hidden_layers 2"),
+    (["full_attention", "chunked_attention"], "layer_types chunked_attention is not supported")])
+def test_layers_of_kinds_that_are_not_known_are_refused(kinds: list[str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        read(**QWEN | {"layer_types": kinds})
 
 
 def test_an_error_names_the_file(tmp_path: Path) -> None:

@@ -11,16 +11,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shard.attention import cpu
-from shard.attention.cpu import Edge, batched, cut, gathered_length, length_of
+from shard.attention.cpu import Edge, Reach, batched, cut, gathered_length
 from shard.attention.span import Span
+from shard.attention.variant import PLAIN, Variant
 
+ALL = Reach(0)
 DTYPES = [torch.float32, torch.bfloat16]
 BORDERS = [64, 128, 256, 512, 1024]  # number of tokens at which the gathered length changes
+VARIANTS = [PLAIN, Variant(windows=(0, 40)), Variant(windows=(0, 300)), Variant(scale=0.3, softcap=2.0),
+            Variant(softcap=1.5, windows=(0, 100))]
 
 
 def scenes() -> st.SearchStrategy[Scene]:
     return st.builds(Scene, kv_heads=st.sampled_from([1, 2]), group=st.sampled_from([1, 2, 4, 7, 8]),
-                     head_dim=st.sampled_from([32, 64, 128]), dtype=st.sampled_from(DTYPES), seed=st.integers(0, 2**32))
+                     head_dim=st.sampled_from([32, 64, 128]), dtype=st.sampled_from(DTYPES), seed=st.integers(0, 2**32),
+                     variant=st.sampled_from(VARIANTS))
 
 
 @pytest.fixture(params=[1, 2])
@@ -56,27 +61,46 @@ def test_pieces_make_up_the_chunk_and_are_of_one_length_each(start: int, length:
     assert pieces[0][:2] == (row, start)
     assert pieces[-1].end == start + length
     assert all((one.row + one.length, one.end) == (two.row, two.start) for one, two in pairwise(pieces))
-    assert all(gathered_length(piece.start + 1) == length_of(piece) for piece in pieces)
+    assert all(gathered_length(piece.start + 1) == ALL.length(piece) for piece in pieces)
 
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(1, 1500), max_size=40), st.integers(1, 4096))
 def test_a_call_is_for_decodes_of_one_length_and_gathers_no_more_than_it_may(ends: list[int], most: int) -> None:
-    spans = sorted((Span(i, end - 1, 1, []) for i, end in enumerate(ends)), key=length_of)
-    batches = list(batched(spans, most))
+    spans = sorted((Span(i, end - 1, 1, []) for i, end in enumerate(ends)), key=ALL.length)
+    batches = list(batched(spans, ALL, most))
     assert [span for batch in batches for span in batch] == spans
     for batch in batches:
-        assert len(set(map(length_of, batch))) == 1
-        assert len(batch) == 1 or len(batch) * length_of(batch[0]) <= most
+        assert len(set(map(ALL.length, batch))) == 1
+        assert len(batch) == 1 or len(batch) * ALL.length(batch[0]) <= most
 
 
 @settings(max_examples=25)
 @given(st.lists(st.integers(0, 700), min_size=1, max_size=9))
 def test_a_row_looks_as_far_as_its_position(positions: list[int]) -> None:
     length = gathered_length(min(positions) + 1)
-    for position, row in zip(positions, Edge(max(positions) + 1).rows(positions, length), strict=True):
+    for position, row in zip(positions, Edge(max(positions) + 1, 0).rows(positions, length), strict=True):
         assert row.isfinite().tolist() == [place <= position for place in range(length)]
         assert not row[:position + 1].any()
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 700), min_size=1, max_size=9), st.integers(1, 900))
+def test_under_a_window_a_row_looks_back_as_far_as_that(places: list[int], window: int) -> None:
+    length = gathered_length(min(places) + 1)
+    for place, row in zip(places, Edge(max(places) + 1, window).rows(places, length), strict=True):
+        assert row.isfinite().tolist() == [place - window < other <= place for other in range(length)]
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 5000), st.integers(0, 10_000), st.integers(1, 600))
+def test_under_a_window_all_tokens_of_a_piece_gather_the_same_places(window: int, start: int, length: int) -> None:
+    reach = Reach(window)
+    for piece in cut(Span(0, start, length, [])):
+        first, last = Span(0, piece.start, 1, []), Span(0, piece.end - 1, 1, [])
+        assert reach.first(first) == reach.first(last) == reach.first(piece) <= max(0, piece.start - window + 1)
+        assert reach.length(first) == reach.length(last) == reach.length(piece)
+        assert reach.length(piece) <= window + 3 * 512
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -87,12 +111,14 @@ parts = st.lists(st.tuples(st.sampled_from([0, 30, 60, 120, 500]), st.integers(1
 
 @pytest.mark.slow
 @settings(max_examples=20)
-@given(st.integers(0, 2**32), st.sampled_from(DTYPES), st.sampled_from([(1, 1), (2, 7), (1, 8), (2, 24)]), parts, parts)
-def test_it_agrees_with_the_reference(seed: int, dtype: torch.dtype, heads: tuple[int, int],
-                                      decodes: list[tuple[int, int]], chunks: list[tuple[int, int]]) -> None:
+@given(st.integers(0, 2**32), st.sampled_from(DTYPES), st.sampled_from([(1, 1), (2, 7), (1, 8), (2, 24)]), parts, parts,
+       st.sampled_from(VARIANTS))
+def test_it_agrees_with_the_reference(  # noqa: PLR0917 - what is drawn
+        seed: int, dtype: torch.dtype, heads: tuple[int, int], decodes: list[tuple[int, int]],
+        chunks: list[tuple[int, int]], variant: Variant) -> None:
     results = []
     for backend in ("cpu", "reference"):
-        scene = Scene(backend, kv_heads=heads[0], group=heads[1], dtype=dtype, seed=seed)
+        scene = Scene(backend, kv_heads=heads[0], group=heads[1], dtype=dtype, seed=seed, variant=variant)
         ready = [(filled(scene, start + length), start + length - 1) for start, length in decodes]
         prompts = [(filled(scene, start + length, start), start, start + length) for start, length in chunks]
         results.append(torch.cat(scene.step(ready, prompts)))
@@ -150,10 +176,13 @@ def one_by_one(scene: Scene, part: Part, start: int, end: int) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("border", BORDERS)
-def test_every_way_to_cut_a_prompt_gives_the_same_bits(border: int, dtype: torch.dtype) -> None:
-    """In its last tokens, which cross a border of the gathered length; those before come from the prefix cache."""
-    scene, start, end = Scene(group=7, dtype=dtype), border - 3, border + 2
+@pytest.mark.parametrize(("border", "variant"), [
+    *((border, PLAIN) for border in BORDERS), (64, VARIANTS[3]), (256, VARIANTS[4]), (576, VARIANTS[1]),
+    (832, VARIANTS[2])], ids=str)
+def test_every_way_to_cut_a_prompt_gives_the_same_bits(border: int, variant: Variant, dtype: torch.dtype) -> None:
+    """In its last tokens, which cross a border of the gathered length or of where gathering begins; those before come
+    from the prefix cache."""
+    scene, start, end = Scene(group=7, dtype=dtype, variant=variant), border - 3, border + 2
     part = scene.part(end)
     expected = one_by_one(scene, part, start, end)
     for cuts in range(2 ** (end - start - 1)):

@@ -32,7 +32,7 @@ def embedding(folder: Path, group: Neighbour, dtype: torch.dtype = torch.float32
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_rank_has_the_rows_of_all_tokens(folder: Path, size: int, dtype: torch.dtype) -> None:
-    found = side_by_side(size, lambda group: embedding(folder, group, dtype)(TOKENS))
+    found = side_by_side(size, lambda group: embedding(folder, group, dtype).rows(TOKENS))
     assert all(torch.equal(rows, TABLE[TOKENS].to(dtype)) for rows in found)
 
 

@@ -2,22 +2,31 @@ import math
 
 import pytest
 import torch
-from attending import Part, Scene
+from attending import LAYER, Part, Scene
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from shard.attention.variant import PLAIN, Variant
 
-def textbook(part: Part, position: int, group: int) -> Tensor:
+
+def textbook(part: Part, position: int, group: int, variant: Variant = PLAIN) -> Tensor:
     """One token's attention in float64, head by head and place by place: [heads * head_dim]."""
+    first = max(0, position + 1 - variant.windows[LAYER]) if variant.windows else 0
+    scale = variant.scale or 1 / math.sqrt(part.queries.shape[2])
+
+    def weight(query: Tensor, key: Tensor) -> float:
+        score = float(sum(query * key)) * scale
+        return math.exp(variant.softcap * math.tanh(score / variant.softcap) if variant.softcap else score)
+
     heads, head_dim = part.queries.shape[1:]
     out = torch.zeros(heads, head_dim, dtype=torch.float64)
     for head in range(heads):
         columns = slice(head // group * head_dim, (head // group + 1) * head_dim)
-        query, seen = part.queries[position, head].double(), part.keys[:position + 1, columns].double()
-        weights = [math.exp(sum(query * key) / math.sqrt(head_dim)) for key in seen]
-        for weight, value in zip(weights, part.values[:position + 1, columns], strict=True):
-            out[head] += weight / sum(weights) * value.double()
+        query, seen = part.queries[position, head].double(), part.keys[first:position + 1, columns].double()
+        weights = [weight(query, key) for key in seen]
+        for share, value in zip(weights, part.values[first:position + 1, columns], strict=True):
+            out[head] += share / sum(weights) * value.double()
     return out.flatten()
 
 
@@ -30,6 +39,18 @@ def test_attention_is_that_of_the_textbook(backend: str, kv_heads: int, group: i
     (decode,) = scene.step(decodes=[(part, 8)])
     for position, row in enumerate([*chunk, decode[0]]):
         torch.testing.assert_close(row.double(), textbook(part, position, group), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("variant", [
+    Variant(windows=(0, 3)), Variant(scale=0.7), Variant(softcap=1.5), Variant(0.2, 0.5, (7, 4))], ids=str)
+def test_what_models_vary_is_as_in_the_textbook_too(backend: str, variant: Variant) -> None:
+    scene = Scene(backend, variant=variant)
+    part = scene.part(9)
+    (chunk,) = scene.step(chunks=[(part, 0, 8)])
+    (decode,) = scene.step(decodes=[(part, 8)])
+    for position, row in enumerate([*chunk, decode[0]]):
+        torch.testing.assert_close(row.double(), textbook(part, position, 2, variant), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,9 +9,10 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from shard.checkpoint import ROTARY_KINDS, Given, read_rotary
+from shard.given import Given
 from shard.layers.rotary import FREQUENCIES, RotaryTable
 from shard.models.config import Rotary
+from shard.models.rope import ROTARY_KINDS, read_rotary
 
 POSITIONS = 2048
 HEAD_DIM = 32
