@@ -11,7 +11,7 @@ import os
 import signal
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ from router.figures import percentile
 from router.simulate import Case
 
 SHARES = (50, 99)
-BURST = 32  # the most requests that come at once
+SEEDS = 8  # simulations of each run, whose figures are taken together: each begins with other luck
 OUTPUT = (8, 48)
 WORDS = ("loom", "weft", "warp", "shuttle", "reed", "heddle", "yarn", "twill", "silk", "wool")
 
@@ -46,8 +46,10 @@ class Settings:
     "How many runs; each but the first is foreseen from the one before."
     requests: Annotated[int, Parameter(validator=Number(gte=1))] = 600
     "At least so many requests in a run."
-    bursts: Annotated[float, Parameter(validator=Number(gt=0))] = 0.5
-    "How many bursts a second come, at random moments; each has 1 to 32 requests."
+    bursts: Annotated[float, Parameter(validator=Number(gt=0))] = 1.5
+    "How many bursts a second come, at random moments."
+    burst: Annotated[int, Parameter(validator=Number(gte=1))] = 8
+    "The most requests in a burst; the least is one."
     words: tuple[int, int] = (5, 30)
     "The least and the most words of a prompt."
     save: bool = False
@@ -75,7 +77,7 @@ class Load:
             while sent < self._settings.requests:
                 at += self._random.expovariate(self._settings.bursts)
                 await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
-                size = self._random.randint(1, BURST)
+                size = self._random.randint(1, self._settings.burst)
                 sent += size
                 for _ in range(size):
                     group.create_task(self.ask())
@@ -111,7 +113,8 @@ class Foreseen:
     def of(cls, run: Path, like: Path) -> "Foreseen":
         case = Case.read(run, like, seed=0)
         assert case.trace.figures is not None
-        return cls(case.trace.figures.seconds["ttft"], case.under({}).seconds["ttft"])
+        simulated = [time for seed in range(SEEDS) for time in replace(case, seed=seed).under({}).seconds["ttft"]]
+        return cls(case.trace.figures.seconds["ttft"], simulated)
 
     def error(self, share: int) -> float:
         return percentile(self.simulated, share) / percentile(self.recorded, share) - 1.0
