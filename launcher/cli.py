@@ -18,11 +18,12 @@ from typing import Annotated, Any, Literal, NoReturn
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.validators import Number
 
-from launcher.environment import hub_cache, large_pages, machine_file, record_folder
-from launcher.model import Model, find_model
+from launcher.environment import hub_cache, hub_token, large_pages, machine_file, record_folder
+from launcher.fetch import Order, fetch, order, what_is_missing
+from launcher.model import Model, cached, find_model
 from launcher.plan import make_plan, python_module
 from launcher.processes import Failed, bind, serve
-from launcher.settings import GROUPS, POSITIONAL, Setting, make_configs
+from launcher.settings import GROUPS, POSITIONAL, LaunchConfig, Setting, make_configs
 
 LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
 
@@ -41,14 +42,35 @@ def parameter(setting: Setting, group: Group, *, variables: bool = True) -> insp
 def serve_command(*words: str, **given: Any) -> None:
     """Serve a model over HTTP. Without one a simulated model answers, with made-up words at the speed of a real one."""
     launch, router, shard = make_configs({**dict(zip(POSITIONAL, words, strict=False)), **given})
-    model = find_model(launch.model_id, launch.revision, hub_cache(os.environ)) if launch.model_id else None
+    missing = what_is_missing(launch.model_id, launch.revision, os.environ, client()) if launch.model_id else None
     check_readable(router.api_keys)
     shard = replace(shard, memory=str(machine_file(os.environ, version("weft"))))
-    with bind(router.hostname, router.port) as listener, tempfile.TemporaryDirectory(prefix="weft-") as folder:
-        plan = make_plan(router, shard, launch.num_shard, checked(folder), model,
-                         environment=large_pages(os.environ), record_folder=str(record_folder(os.environ)))
-        text = banner(listener, launch.num_shard, model)
-        asyncio.run(serve(plan, listener, lambda: print(text, flush=True), router.shutdown_timeout))
+    with bind(router.hostname, router.port) as listener:
+        model = find_or_fetch(launch, missing) if launch.model_id else None
+        with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+            plan = make_plan(router, shard, launch.num_shard, checked(folder), model,
+                             environment=large_pages(os.environ), record_folder=str(record_folder(os.environ)))
+            text = banner(listener, launch.num_shard, model)
+            asyncio.run(serve(plan, listener, lambda: print(text, flush=True), router.shutdown_timeout))
+
+
+def client() -> str:
+    """What we call ourselves at the Hub."""
+    return f"weft/{version('weft')}"
+
+
+def find_or_fetch(launch: LaunchConfig, missing: Order | None) -> Model:
+    if missing:
+        fetch(missing, hub_token(os.environ))
+    return find_model(launch.model_id, launch.revision, hub_cache(os.environ))
+
+
+def download_command(
+        model_id: Annotated[str, Parameter(help="Name of a model at the Hub, such as org/name.")], *,
+        revision: Annotated[str, Parameter(help="Branch, tag or commit.")] = "main") -> None:
+    """Download what serving a model needs into the Hub's cache, or what is new of it, and print the folder."""
+    fetch(order(model_id, revision, os.environ, client()), hub_token(os.environ))
+    print(cached(model_id, revision, hub_cache(os.environ)))
 
 
 def check_readable(api_keys: str) -> None:
@@ -119,6 +141,7 @@ def make_app() -> App:
     parameters = [parameter(setting, group) for group, settings in groups for setting in settings]
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app.command(serve_command, name="serve")
+    app.command(download_command, name="download")
     app.command(replay_command, name="replay")
     known = inspect.signature(simulate_command).parameters
     simulate_command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]

@@ -1,9 +1,12 @@
-"""What environment variables tell of folders and of this machine's libraries, and what shards are told by them.
+"""What environment variables tell of folders, of the Hub and of this machine's libraries, and what shards are told by
+them.
 
 The variables are given; nothing here reads or sets them.
 """
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,12 +14,63 @@ LIBRARIES = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_")
 NOWHERE = Path("/dev/null")  # a folder in which there can be nothing
 TUNABLES = "GLIBC_TUNABLES"
 LARGE_PAGES = "glibc.malloc.hugetlb"
+HUB = "https://huggingface.co"
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+TOKEN = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+YES = {"1", "ON", "YES", "TRUE"}
+
+
+@dataclass(frozen=True, slots=True)
+class HubAccess:
+    """How the Hub is reached, by the variables that all its clients follow."""
+
+    endpoint: str = HUB
+    token: str = field(default="", repr=False)
+    offline: str = ""  # the variable that forbids to connect
+    quiet: bool = False  # no progress
+
+
+def hub_access(environment: Mapping[str, str]) -> HubAccess:
+    endpoint = environment.get("HF_ENDPOINT", "").rstrip("/") or HUB
+    if not re.fullmatch(r"https?://[!-~]+", endpoint):
+        raise ValueError(f"HF_ENDPOINT must be an address that begins with https:// or http://, got {endpoint}")
+    offline = next((name for name in OFFLINE if says_yes(environment, name)), "")
+    return HubAccess(endpoint, hub_token(environment), offline, says_yes(environment, "HF_HUB_DISABLE_PROGRESS_BARS"))
+
+
+def hub_token(environment: Mapping[str, str]) -> str:
+    """The token itself, or else what the file holds that `hf auth login` writes."""
+    name = next((name for name in TOKEN if environment.get(name)), "")
+    path = token_file(environment)
+    token = (environment[name] if name else stored(path)).strip()
+    if not re.fullmatch(r"[!-~]*", token):
+        raise ValueError(f"{name or path} holds characters that no token has")
+    return token
+
+
+def token_file(environment: Mapping[str, str]) -> Path:
+    return given(environment, "HF_TOKEN_PATH") or hub_home(environment) / "token"
+
+
+def stored(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # most users have none
+        return ""
+
+
+def says_yes(environment: Mapping[str, str], name: str) -> bool:
+    return environment.get(name, "").upper() in YES
+
+
+def hub_home(environment: Mapping[str, str]) -> Path:
+    return given(environment, "HF_HOME") or cache_folder(environment) / "huggingface"
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path:
     """The folder where clients of the Hub keep what they download, by the variables that they all follow."""
-    home = given(environment, "HF_HOME") or cache_folder(environment) / "huggingface"
-    return given(environment, "HF_HUB_CACHE") or given(environment, "HUGGINGFACE_HUB_CACHE") or home / "hub"
+    named = given(environment, "HF_HUB_CACHE") or given(environment, "HUGGINGFACE_HUB_CACHE")
+    return named or hub_home(environment) / "hub"
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:

@@ -1,15 +1,26 @@
 """The model to serve: where its files are, and whether those that a server needs are there.
 
-Knows the layout of folders, not what is in the files.
+Knows the layout of folders. Of what is in the files it knows one thing: an index names files of weights.
 """
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
-HUB_NAME = re.compile(r"(?!\.)[\w.-]+(/[\w.-]+)?")  # org/name, or a name alone
+from launcher.cache import Kept
+
+# org/name, or a name alone, as the Hub allows them: nothing else may become part of a path or of an address.
+HUB_NAME = re.compile(r"(?!.*(--|\.\.))(?![.-])[\w.-]{1,96}(/(?![.-])[\w.-]{1,96})?", re.ASCII)
+REVISION = re.compile(r"(?!.*(\.\.|//|/\.|/$))[\w][\w.+@#/-]{0,199}", re.ASCII)
 PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+class Missing(ValueError):
+    """It is not on this machine, or not all of it, and the Hub may have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,46 +33,67 @@ def find_model(name: str, revision: str, cache: Path) -> Model:
     """A folder of that name, or else the model of that name in the Hub's cache. Raises ValueError."""
     try:
         folder = Path(name).expanduser()
-        if not folder.is_dir():
+        if folder.is_dir():
+            check_files(folder)
+        else:
             folder = cached(name, revision or "main", cache)
-        check_files(folder)
     except OSError as error:
         raise ValueError(f"cannot read {error.filename}: {error.strerror}") from error
     return Model(name, str(folder.absolute()))
 
 
 def cached(name: str, revision: str, cache: Path) -> Path:
-    """The cache holds `refs/REVISION`, the commit of a branch or tag, and `snapshots/COMMIT`, the files."""
+    """The snapshot of a revision, if it is whole. Raises Missing, or ValueError for what can be no name at the Hub."""
     if not HUB_NAME.fullmatch(name):
         raise ValueError(f"there is no folder {name}")
-    kept = cache / f"models--{name.replace('/', '--')}"
-    ref = kept / "refs" / revision
-    folder = kept / "snapshots" / (ref.read_text().strip() if ref.is_file() else revision)
+    check_revision(revision)
+    kept = Kept(cache, name)
+    folder = kept.snapshot(revision)
     if not folder.is_dir():
-        raise ValueError(
-            f"there is no model {name}: looked for the folder {Path(name).absolute()}, and for revision {revision} in "
-            f"{kept}, the Hub's cache; weft does not download yet, `hf download {name} --revision {revision}` does")
+        raise Missing(f"there is no model {name}: looked for the folder {Path(name).absolute()}, and for revision "
+                      f"{revision} in {kept.folder}, the Hub's cache")
+    try:
+        check_files(folder)
+    except ValueError as error:
+        raise Missing(str(error)) from error
     return folder
 
 
+def check_revision(revision: str) -> None:
+    if not REVISION.fullmatch(revision):
+        raise ValueError(f"--revision must be a branch, a tag or a commit of at most 200 characters, got {revision!r}")
+
+
 def check_files(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json, so it is not the folder of a model as the Hub has it")
-    if not any(found(folder, "*.safetensors")):
-        raise ValueError(f"{folder} has {without_safetensors(folder)}")
-    if not (folder / "tokenizer.json").is_file():
-        raise ValueError(f"{folder} has no tokenizer.json, the file of a fast tokenizer, which weft needs; "
+    names = {path.name for path in folder.iterdir() if path.is_file()}  # a link into a cleared cache is no file
+    check_names(names, str(folder))
+    if lost := sorted(promised(folder / INDEX) - names if INDEX in names else ()):
+        raise ValueError(f"{folder} lacks {lost[0]}, which {INDEX} names" + (
+            f", and {len(lost) - 1} more" if len(lost) > 1 else "") + "; is the download complete?")
+
+
+def check_names(names: Collection[str], where: str) -> None:
+    """Whether these can be the files of a model that a server can read."""
+    if "config.json" not in names:
+        raise ValueError(f"{where} has no config.json, so it is not the folder of a model as the Hub has it")
+    if not any(fnmatch(name, "*.safetensors") for name in names):
+        raise ValueError(f"{where} has {without_safetensors(names)}")
+    if "tokenizer.json" not in names:
+        raise ValueError(f"{where} has no tokenizer.json, the file of a fast tokenizer, which weft needs; "
                          "transformers makes one: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)")
 
 
-def without_safetensors(folder: Path) -> str:
-    pickled = [path.name for pattern in PICKLED for path in found(folder, pattern)]
+def without_safetensors(names: Collection[str]) -> str:
+    pickled = [name for name in names if any(fnmatch(name, pattern) for pattern in PICKLED)]
     if not pickled:
         return "no weights (*.safetensors)"
     return (f"its weights only in pickled form ({min(pickled)}), which may run any program when it is read; weft reads "
             "*.safetensors: choose a revision that has them, or write them with transformers' save_pretrained")
 
 
-def found(folder: Path, pattern: str) -> Iterator[Path]:
-    """Files: a link into a cache that was cleared is none."""
-    return (path for path in folder.glob(pattern) if path.is_file())
+def promised(index: Path) -> set[str]:
+    """The files that an index names. What is wrong with one the shards say, who read it whole."""
+    try:
+        return {name for name in json.loads(index.read_bytes())["weight_map"].values() if isinstance(name, str)}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return set()

@@ -29,9 +29,9 @@ GIVEN_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "pare
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
     model_id: str = setting(
-        "", "Model to serve: a folder, or the name of one that is in the Hub's cache, such as org/name. Without it a "
-        "simulated model answers.")
-    revision: str = setting("main", "Branch, tag or commit of a model that is in the Hub's cache.")
+        "", "Model to serve: a folder, or the name of one at the Hub, such as org/name, which is downloaded unless it "
+        "is in the cache. Without it a simulated model answers.")
+    revision: str = setting("main", "Branch, tag or commit of a model of the Hub.")
     num_shard: int = setting(1, "Shards that share the model, each a process.", low=1, high=64)
 
     def __post_init__(self) -> None:

@@ -89,3 +89,7 @@ def test_the_launcher_loads_nothing_of_what_its_children_need() -> None:
 
 def test_generated_messages_cost_no_torch() -> None:
     assert not HEAVY & loaded_by("shard.pb.shard_pb2")
+
+
+def test_the_command_line_loads_no_http() -> None:
+    assert "http" not in loaded_by("launcher.cli")

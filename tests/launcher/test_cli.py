@@ -75,13 +75,16 @@ def test_a_flag_wins_over_its_variable(given: Callable[..., Any], monkeypatch: p
 
 @pytest.mark.parametrize(("arguments", "line"), [
     (("serve", "--prot", "80"), "weft: Unknown option: --prot. Did you mean --port?"),
-    (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve, replay, simulate, '
-                'tune.'),
+    (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve, download, replay, '
+                'simulate, tune.'),
     (("serve", "--port", "no"), 'weft: Invalid value for --port: unable to convert "no" into int.'),
     (("serve", "--port", "70000"), 'weft: Invalid value "70000" for --port. Must be <= 65535.'),
     (("serve", "/no/model"), "weft: there is no folder /no/model"),
     (("serve", "--model-id", "/no/model"), "weft: there is no folder /no/model"),
     (("serve", "one", "two"), "weft: Unused Tokens: ['two']."),
+    (("download", "/no/model"), "weft: a model at the Hub has a name such as org/name, got /no/model"),
+    (("download", "org/name", "--revision", ".."),
+     "weft: --revision must be a branch, a tag or a commit of at most 200 characters, got '..'"),
     (("serve", "--block-size", "17"), "weft: --block-size must be a multiple of 16, got 17"),
     (("serve", "--simulated-num-blocks", "0"), 'weft: Invalid value "0" for --simulated-num-blocks. Must be >= 1.'),
 ])

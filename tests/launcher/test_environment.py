@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.environment import hub_cache, large_pages, machine_file, record_folder
+from launcher.environment import HubAccess, hub_access, hub_cache, large_pages, machine_file, record_folder
 
 
 @pytest.mark.parametrize(("environment", "folder"), [
@@ -20,6 +20,50 @@ def test_the_cache_is_where_other_clients_of_the_hub_keep_theirs(
         monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], folder: str) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert hub_cache(environment) == Path(folder)
+
+
+@pytest.mark.parametrize(("environment", "access"), [
+    ({}, HubAccess("https://huggingface.co", "", "", quiet=False)),
+    ({"HF_ENDPOINT": "http://mirror:8080/hub/"}, HubAccess("http://mirror:8080/hub")),
+    ({"HF_TOKEN": "hf_a", "HUGGING_FACE_HUB_TOKEN": "hf_b"}, HubAccess(token="hf_a")),
+    ({"HF_TOKEN": "", "HUGGING_FACE_HUB_TOKEN": "hf_b\n"}, HubAccess(token="hf_b")),
+    ({"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}, HubAccess(offline="HF_HUB_OFFLINE")),
+    ({"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "yes"}, HubAccess(offline="TRANSFORMERS_OFFLINE")),
+    ({"HF_HUB_OFFLINE": "no"}, HubAccess()),
+    ({"HF_HUB_DISABLE_PROGRESS_BARS": "True"}, HubAccess(quiet=True)),
+])
+def test_the_hub_is_reached_as_other_clients_reach_it(
+        tmp_path: Path, environment: dict[str, str], access: HubAccess) -> None:
+    assert hub_access({"HF_HOME": str(tmp_path)} | environment) == access
+
+
+def test_the_token_may_stand_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hf_home\n")
+    (tmp_path / "other").write_text("hf_other\n")
+    home = {"HF_HOME": str(tmp_path)}
+    assert hub_access(home).token == "hf_home"
+    assert hub_access(home | {"HF_TOKEN_PATH": str(tmp_path / "other")}).token == "hf_other"
+    assert hub_access(home | {"HF_TOKEN": "hf_given"}).token == "hf_given"
+
+
+@pytest.mark.parametrize(("environment", "line"), [
+    ({"HF_TOKEN": "hf\r\nX-Evil: 1"}, "HF_TOKEN holds characters that no token has"),
+    ({"HF_TOKEN_PATH": "TOKENS"}, "TOKENS holds characters that no token has"),
+    ({"HF_ENDPOINT": "ftp://hub"}, "HF_ENDPOINT must be an address that begins with https:// or http://, got ftp://"),
+    ({"HF_ENDPOINT": "hub.example.org"}, "HF_ENDPOINT must be an address that begins with https:// or http://, got h"),
+])
+def test_what_makes_no_sense_is_named_and_no_token_shown(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, environment: dict[str, str], line: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("TOKENS").write_bytes(b"hf_one\nhf_two\xff")
+    with pytest.raises(ValueError, match=f"^{line}") as told:
+        hub_access({"HF_HOME": str(tmp_path)} | environment)
+    assert "hf_" not in str(told.value)
+    assert "Evil" not in str(told.value)
+
+
+def test_a_token_is_not_shown_with_the_rest() -> None:
+    assert "hf_" not in repr(HubAccess(token="hf_secret"))
 
 
 def test_what_is_known_of_a_machine_holds_for_a_release_and_for_how_libraries_are_set() -> None:

@@ -1,12 +1,13 @@
 """Where a model is found, and what is told when it is not, or not all of it."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from launcher.model import Model, find_model
+from launcher.model import Missing, Model, find_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
@@ -31,9 +32,9 @@ def cache(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def refusal(name: str | Path, cache: Path = Path("/cache")) -> str:
+def refusal(name: str | Path, cache: Path = Path("/cache"), revision: str = "main") -> str:
     with pytest.raises(ValueError, match=r".") as refused:
-        find_model(str(name), "main", cache)
+        find_model(str(name), revision, cache)
     return str(refused.value)
 
 
@@ -57,12 +58,34 @@ def test_what_is_not_there_is_told_with_all_places_that_were_looked_at(cache: Ca
     folder = cache(v2=COMMIT)
     told = refusal(name, folder)
     assert f"no model {name}: looked for the folder {Path.cwd()}/{name}, and for revision main in {folder}/" in told
-    assert told.endswith(f"`hf download {name} --revision main` does")
+    assert told.endswith(f"/models--{name.replace('/', '--')}, the Hub's cache")
 
 
-@pytest.mark.parametrize("name", ["/no/where", "./no", "../no/where", "a/b/c", "~/no", "no/"])
+@pytest.mark.parametrize("name", ["org/name", "org/other"])
+def test_what_the_hub_may_have_is_missing_and_not_wrong(cache: Callable[..., Path], name: str) -> None:
+    folder = cache(main=COMMIT)
+    (folder / "models--org--name" / "snapshots" / COMMIT / "model.safetensors").unlink()
+    with pytest.raises(Missing, match=r"there is no model org/other|has no weights"):
+        find_model(name, "main", folder)
+
+
+@pytest.mark.parametrize("name", [
+    "/no/where", "./no", "../no/where", "a/b/c", "~/no", "no/", "org/..", "org/.git", "a..b", "org--name",
+    "org/na me", "org/n\u0430me", "-x", "x" * 97, "org/name?x", "org%2Fname"])
 def test_a_path_is_not_looked_for_in_the_cache(name: str) -> None:
     assert refusal(name) == f"there is no folder {name}"
+
+
+@pytest.mark.parametrize("revision", [
+    "../main", "a/../../b", "/etc/passwd", "a//b", "a/", "a/.b", ".a", "a b", "a\0b", "a?b", "m\u0430in", "x" * 201])
+def test_a_revision_that_is_none_leads_nowhere(cache: Callable[..., Path], revision: str) -> None:
+    told = refusal("org/name", cache(main=COMMIT), revision)
+    assert told == f"--revision must be a branch, a tag or a commit of at most 200 characters, got {revision!r}"
+
+
+@pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1", "a-b_c+d", "feature/x@2", "x" * 200])
+def test_a_revision_may_be_what_git_allows(cache: Callable[..., Path], revision: str) -> None:
+    assert f"for revision {revision} in " in refusal("org/name", cache(), revision)
 
 
 # -- folders
@@ -99,8 +122,25 @@ def test_a_link_to_a_file_that_was_cleared_away_is_no_file(tmp_path: Path) -> No
     assert "no weights" in refusal(tmp_path)
 
 
-def test_what_cannot_be_read_is_told(cache: Callable[..., Path]) -> None:
-    folder = cache(main=COMMIT)
+def test_what_cannot_be_read_is_told() -> None:
     long = "x" * 300
-    with pytest.raises(ValueError, match=f"cannot read .*{long}: File name too long"):
-        find_model("org/name", long, folder)
+    assert refusal(long) == f"cannot read {long}: File name too long"
+
+
+def test_a_file_that_the_index_names_and_is_not_there_is_told(cache: Callable[..., Path]) -> None:
+    folder = cache(main=COMMIT) / "models--org--name" / "snapshots" / COMMIT
+    weight_map = {"a": "model.safetensors", "b": "model-2.safetensors", "c": "model-1.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert refusal(folder).startswith(f"{folder} lacks model-1.safetensors, which model.safetensors.index.json names, "
+                                      "and 1 more; is the download complete?")
+    with pytest.raises(Missing, match=r"lacks model-1.safetensors"):
+        find_model("org/name", "main", cache(main=COMMIT))
+
+
+@pytest.mark.parametrize("index", [
+    "", "[]", "5", "{}", pytest.param("[" * 100_000, id="deep"), '{"weight_map": 5}', '{"weight_map": {"a": 5}}',
+    "\x00"])
+def test_what_is_wrong_with_an_index_is_left_to_the_shards(tmp_path: Path, index: str) -> None:
+    write(tmp_path, *FILES)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert find_model(str(tmp_path), "main", Path("/cache")).folder == str(tmp_path)

@@ -1,0 +1,192 @@
+"""The download of a model, as a process: `python -P -m launcher.download JSON`. The JSON object is an `Order`.
+
+The first line of standard input is the token, or empty; the end of the input says that the parent is gone, and is the
+end of the process, too. Whenever it ends, what has come stays, and the next download goes on from there. Knows which
+files a server needs, and not how they travel.
+"""
+
+import errno
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from launcher.cache import Kept
+from launcher.fetch import Order
+from launcher.hub import Hub, Listing, NoSuchModel, RemoteFile, Unreachable
+from launcher.meter import Meter, amount
+from launcher.model import INDEX, SINGLE, check_names, find_model, promised
+from launcher.patience import PAUSES, Patience
+from launcher.screen import Screen
+from launcher.transfer import NotDownloaded, Transfer
+
+NEEDED = frozenset({
+    INDEX, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "chat_template.jinja"})
+AT_ONCE = 8  # files
+LARGEST = 50e9  # bytes
+REDRAWN = 0.2  # seconds
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Download:
+    def __init__(self, order: Order, token: str, screen: Screen, clock: Callable[[], float],
+                 pauses: Sequence[float] = PAUSES) -> None:
+        self._order, self._screen, self._clock, self._pauses = order, screen, clock, pauses
+        self._hub = Hub(order.endpoint, order.name, token, order.client)
+        self._kept = Kept(Path(order.cache), order.name)
+        self._stopped = threading.Event()
+        self._counting = threading.Lock()
+        self._waits = False  # for another process
+        self._meter: Meter | None = None  # until it is known how much there is to do
+
+    def run(self) -> None:
+        """Raises ValueError for what the user can change, NotDownloaded or Unreachable for what went wrong."""
+        try:
+            listing = self._patience().ask(partial(self._hub.listing, self._order.revision))
+        except Unreachable as error:
+            self._stay_with_what_is_here(error)
+            return
+        except NoSuchModel as error:
+            raise NoSuchModel(f"{error}; nor is there a folder {folder}" if (folder := self._order.no_folder) else
+                              str(error)) from error
+        check_names(listing.names, f"{self._order.name} at {self._order.endpoint}")
+        try:
+            self._bring_all(listing)
+        except OSError as error:
+            raise self._unwritten(error) from error
+
+    def _stay_with_what_is_here(self, error: Unreachable) -> None:
+        try:
+            find_model(self._order.name, self._order.revision, self._kept.cache)
+        except ValueError:
+            raise error from None
+        self._screen.say(f"warning: {error}; {self._order.name} stays as it is in the cache, which may be outdated")
+
+    def _bring_all(self, listing: Listing) -> None:
+        """The index first: it says which files of weights there are."""
+        started, names = self._clock(), set(listing.names)
+        self._kept.prepare()
+        index = self._describe(listing.commit, {INDEX} & names)
+        self._bring(listing.commit, index)
+        weights = promised(self._kept.blob(index[0].etag)) if index else {SINGLE}
+        if not weights or weights - names:
+            lost = min(weights - names, default=f"file of weights that its {INDEX} names")
+            raise ValueError(f"{self._order.name} at {self._order.endpoint} has no {lost}")
+        files = self._describe(listing.commit, weights | set(filter(is_needed, names)))
+        self._bring(listing.commit, files)
+        self._kept.publish(listing.commit, {file.name: file.etag for file in files}, self._order.revision)
+        self._screen.say(f"{self._order.name} is here: commit {listing.commit[:8]}, {len(files)} files, "
+                         f"{amount(sum(file.size for file in files))}, {self._clock() - started:.0f} s")
+
+    def _describe(self, commit: str, names: Collection[str]) -> list[RemoteFile]:
+        """What the files of these names are."""
+        files = self._all(lambda name: self._patience().ask(partial(self._hub.file, name, commit)), sorted(names))
+        if large := [file for file in files if file.size > LARGEST]:
+            raise ValueError(f"{large[0].name} has {amount(large[0].size)}, and the Hub sends no file above "
+                             f"{amount(LARGEST)} over HTTP; `hf download {self._order.name}` brings it")
+        return files
+
+    def _bring(self, commit: str, files: Sequence[RemoteFile]) -> None:
+        """The largest first, so that none of them is alone at the end; once what is there under two names."""
+        different = sorted({file.etag: file for file in files}.values(), key=lambda file: -file.size)
+        total = sum(file.size for file in different)
+        done = sum(self._kept.size_so_far(file.etag, file.size) for file in different)
+        self._check_room(total - done)
+        if total > done:
+            self._meter = Meter(f"downloading {self._order.name}", total, done, self._clock())
+            self._screen.begin(self._meter)
+        transfer = Transfer(self._hub, self._kept, commit, self._stopped, self._patience, self._say_that_we_wait,
+                            self._count)
+        self._all(transfer.bring, different)
+        self._meter = None
+
+    def _all(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """What the work gives for each item, some at once. The first failure ends all."""
+        pool = ThreadPoolExecutor(AT_ONCE)
+        try:
+            futures = [pool.submit(work, item) for item in items]
+            left = set(futures)
+            while left:
+                ended, left = wait(left, REDRAWN, FIRST_EXCEPTION)
+                for future in ended:
+                    future.result()
+                if self._meter:
+                    self._screen.show(self._meter)
+            return [future.result() for future in futures]
+        except BaseException:
+            self._stopped.set()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            self._screen.clear()
+
+    def _count(self, size: int) -> None:
+        with self._counting:
+            if self._meter:
+                self._meter.done += size
+
+    def _say_that_we_wait(self) -> None:
+        """Once: it is so for many files."""
+        with self._counting:
+            waits, self._waits = self._waits, True
+        if not waits:
+            self._screen.say(f"another process downloads {self._order.name}; waiting for it")
+
+    def _patience(self) -> Patience:
+        return Patience(self._stopped, self._screen.say, self._pauses)
+
+    def _check_room(self, size: int) -> None:
+        """A disk that is too small is told before hours are spent on filling it."""
+        free = shutil.disk_usage(self._kept.folder).free
+        if size > free:
+            raise NotDownloaded(
+                f"the disk is too small: {amount(size)} are to be downloaded, and {amount(free)} are free where the "
+                f"cache is, {self._kept.cache}; make room, or set HF_HOME to a folder on another disk")
+
+    def _unwritten(self, error: OSError) -> NotDownloaded:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            self._check_room(self._meter.total - self._meter.done if self._meter else 0)
+        return NotDownloaded(f"cannot write to the cache, {error.filename or self._kept.cache}: {error.strerror}; set "
+                             "HF_HOME to a folder that can be written")
+
+
+def is_needed(name: str) -> bool:
+    return name in NEEDED or name.startswith("LICENSE")
+
+
+def leave_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+def end(message: str, code: int) -> NoReturn:
+    """At once: a thread that waits for the Hub is not waited for."""
+    sys.stderr.write(f"weft: {' '.join(message.split())}\n")
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    order = Order(**json.loads(sys.argv[1]))
+    token = sys.stdin.readline().strip()
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    try:
+        Download(order, token, Screen(sys.stderr, time.monotonic, quiet=order.quiet), time.monotonic).run()
+    except ValueError as error:
+        end(str(error), 2)
+    except (NotDownloaded, Unreachable) as error:
+        end(str(error), 1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""What the Hub says and sends: which files a model has, what each is, and its bytes from some place on.
+
+One question each, over HTTP. Knows nothing of the cache, and asks nothing twice: launcher/patience.py says when to.
+"""
+
+import json
+import re
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from email.message import Message
+from http.client import HTTPException, HTTPResponse
+from typing import IO, Any
+from urllib.error import HTTPError
+from urllib.parse import quote, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+TIMEOUT = 10.0  # seconds of silence
+PIECE = 256 * 1024  # most bytes at once
+LONGEST_LISTING = 2**25  # bytes
+COMMIT = re.compile(r"[0-9a-f]{40}")
+ETAG = re.compile(r"(?!\.)[\w.-]{1,128}", re.ASCII)  # becomes the name of a file
+AGAIN = {408, 425, 429, 500, 502, 503, 504}  # what may be otherwise in a moment
+WORDS = {401: "refuses the token", 403: "forbids it", 429: "asks for fewer requests"}
+
+
+class Unreachable(Exception):
+    """The Hub does not answer, or not now. `heard`: it said so itself, and for how many seconds to wait."""
+
+    def __init__(self, message: str, *, heard: bool = False, seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.heard, self.seconds = heard, seconds
+
+
+class NoSuchModel(ValueError):
+    """Or none that the Hub shows us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    commit: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    name: str
+    etag: str  # of a large file its SHA-256, of a small one what git calls it
+    size: int
+
+
+class Redirects(HTTPRedirectHandler):
+    """The token goes nowhere but to the Hub itself. The question what a file is stays there, too: the Hub answers it
+    together with the address of the store that has the bytes."""
+
+    # The signature is that of the library.
+    def redirect_request(self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Message,  # noqa: ARG002, PLR0917
+                         newurl: str) -> Request | None:
+        same = origin(newurl) == origin(req.full_url)
+        if req.get_method() == "HEAD" and not same:
+            return None
+        if req.type == "https" and urlsplit(newurl).scheme != "https":
+            raise HTTPError(newurl, code, "leads from https to http", headers, fp)
+        left = {"host"} if same else {"host", "authorization"}
+        kept = {name: value for name, value in req.header_items() if name.lower() not in left}
+        return Request(newurl, headers=kept, method=req.get_method())
+
+
+def origin(url: str) -> tuple[str, str]:
+    return urlsplit(url).scheme, urlsplit(url).netloc
+
+
+class Hub:
+    """One model at the Hub."""
+
+    def __init__(self, endpoint: str, name: str, token: str, client: str) -> None:
+        """`client` is what we call ourselves."""
+        self.endpoint, self.name = endpoint, name
+        self._token = token
+        self._headers = {"User-Agent": client} | ({"Authorization": f"Bearer {token}"} if token else {})
+        self._opener = build_opener(Redirects)
+
+    def listing(self, revision: str) -> Listing:
+        with self._asked(f"/api/models/{self.name}/revision/{quote(revision, safe='')}", revision) as answer:
+            return read_listing(answer.read(LONGEST_LISTING), self.endpoint)
+
+    def file(self, name: str, commit: str) -> RemoteFile:
+        with self._asked(self._path(name, commit), commit, "HEAD") as answer:
+            etag, size = (answer.headers.get(f"X-Linked-{word}") for word in ("ETag", "Size"))
+            etag = (etag or answer.headers.get("ETag") or "").removeprefix("W/").strip('"')
+            size = size or answer.headers.get("Content-Length") or ""
+        if not ETAG.fullmatch(etag) or not size.isascii() or not size.isdigit():
+            raise Unreachable(f"{self.endpoint} does not say what {name} is: ETag {etag!r}, size {size!r}", heard=True)
+        return RemoteFile(name, etag, int(size))
+
+    def read(self, file: RemoteFile, commit: str, start: int) -> Generator[tuple[int, bytes]]:
+        """The bytes from `start` on, or all if the Hub does not know how to skip: pieces with their places."""
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        with self._asked(self._path(file.name, commit), commit, **headers) as answer:
+            place = start if answer.status == 206 else 0
+            while piece := answer.read1(PIECE):
+                yield place, piece
+                place += len(piece)
+
+    def _path(self, name: str, commit: str) -> str:
+        return f"/{self.name}/resolve/{commit}/{quote(name)}"
+
+    @contextmanager
+    def _asked(self, path: str, revision: str, method: str = "GET", **headers: str) -> Iterator[HTTPResponse]:
+        """Whatever keeps the answer from coming, or from coming whole, is an Unreachable or a ValueError."""
+        request = Request(self.endpoint + path, headers=self._headers | headers, method=method)
+        try:
+            with self._open(request, revision) as answer:
+                yield answer
+        except (OSError, HTTPException) as error:
+            why = getattr(error, "reason", error)
+            raise Unreachable(f"cannot reach the Hub at {self.endpoint}: {why}") from error
+
+    def _open(self, request: Request, revision: str) -> Any:
+        try:
+            return self._opener.open(request, timeout=TIMEOUT)
+        except HTTPError as answer:
+            if request.get_method() == "HEAD" and 300 <= answer.code < 400:
+                return answer
+            with answer:
+                raise self._refusal(answer, revision) from None
+
+    def _refusal(self, answer: HTTPError, revision: str) -> Exception:
+        """What the status means, and what to do about it."""
+        page, kind = f"{self.endpoint}/{self.name}", answer.headers.get("X-Error-Code", "")
+        if answer.code in AGAIN:
+            words = f"{answer.code} {WORDS.get(answer.code, answer.reason)}"
+            return Unreachable(f"the Hub at {self.endpoint} answers {words}", heard=True, seconds=pause_of(answer))
+        if kind == "GatedRepo":
+            return ValueError(f"{self.name} is gated: ask for access at {page}, " + (
+                "the account of the token that is set does not have it" if self._token else
+                "and set HF_TOKEN to a token of your account"))
+        if kind == "RevisionNotFound":
+            return ValueError(f"{self.name} has no revision {revision} (--revision: a branch, a tag or a commit)")
+        if self._token and answer.code in {401, 403} and kind != "RepoNotFound":
+            return ValueError(f"the Hub at {self.endpoint} {WORDS[answer.code]} ({answer.code}): set HF_TOKEN to a "
+                              f"token that may read {self.name}, or to nothing for a model that is public")
+        if kind in {"RepoNotFound", ""} and answer.code in {401, 403, 404}:
+            return NoSuchModel(f"there is no model {self.name} at {self.endpoint}, or it is private: check the name, "
+                               "and for a private one set HF_TOKEN to a token that may read it")
+        return ValueError(f"the Hub at {self.endpoint} answers {answer.code} {answer.reason}: "
+                          f"{kind or 'it gives no cause'}")
+
+
+def read_listing(text: bytes, endpoint: str) -> Listing:
+    """Only names without folders: a server needs no others, and they can lead nowhere."""
+    try:
+        told = json.loads(text)
+        commit, names = told["sha"], tuple(file["rfilename"] for file in told["siblings"])
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise Unreachable(f"{endpoint} answers with something else than a model of the Hub; see HF_ENDPOINT") from error
+    if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
+        raise Unreachable(f"{endpoint} names a commit that is none: {commit!r}")
+    return Listing(commit, tuple(name for name in names if isinstance(name, str) and ETAG.fullmatch(name)))
+
+
+def pause_of(answer: HTTPError) -> float:
+    """Seconds that the Hub wants to be left alone."""
+    told = answer.headers.get("Retry-After", "")
+    return float(told) if told.isascii() and told.isdigit() else 0.0

@@ -1,0 +1,64 @@
+"""Where a download shows how far it is: one line that is drawn again on a terminal, a line now and then elsewhere.
+
+Knows not what it shows.
+"""
+
+import shutil
+from collections.abc import Callable
+from threading import Lock
+from typing import TextIO
+
+from launcher.meter import Meter
+
+BETWEEN_LINES = 10.0  # seconds
+CLEAR = "\r\x1b[K"
+
+
+class Screen:
+    """Threads may talk at the same time, and say the same one after the other. `quiet`: what is said is shown, how far
+    it is is not."""
+
+    def __init__(self, target: TextIO, clock: Callable[[], float], *, quiet: bool) -> None:
+        self._target, self._clock, self._quiet = target, clock, quiet
+        self._redraws = target.isatty()
+        self._drawn = False  # the cursor stands behind a bar
+        self._last = clock()
+        self._last_said = ""
+        self._alone = Lock()
+
+    def say(self, text: str) -> None:
+        with self._alone:
+            if text != self._last_said:
+                self._clear()
+                self._write(f"weft: {text}\n")
+                self._last_said = text
+
+    def begin(self, meter: Meter) -> None:
+        """A line that says what has begun; a bar shows figures only."""
+        if not self._quiet:
+            self.say(meter.line(self._clock()))
+
+    def show(self, meter: Meter) -> None:
+        if self._quiet:
+            return
+        with self._alone:
+            now = self._clock()
+            if self._redraws:
+                self._write(CLEAR + meter.bar(now, shutil.get_terminal_size().columns - 1))
+                self._drawn = True
+            elif now - self._last >= BETWEEN_LINES:
+                self._last = now
+                self._write(f"weft: {meter.line(now)}\n")
+
+    def clear(self) -> None:
+        with self._alone:
+            self._clear()
+
+    def _clear(self) -> None:
+        if self._drawn:
+            self._write(CLEAR)
+            self._drawn = False
+
+    def _write(self, text: str) -> None:
+        self._target.write(text)
+        self._target.flush()
