@@ -1,30 +1,36 @@
 """One rank's reader of a model's safetensors files: every slice straight into one new tensor.
 
-Only what a slice needs is read, and the file's pages leave this process's memory as soon as they were copied; the
-system keeps them for the other ranks and the next start. Knows nothing of models, nor of which rank reads what.
+Only what a slice needs is read. Numbers whose type or place changes pass through a small piece of memory, so there are
+never two copies of them; the system keeps the files' pages for the other ranks and the next start. Knows nothing of
+models, nor of which rank reads what.
 """
 
-import json
-import mmap
-import struct
+import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-PICKLED = ("*.bin", "*.pt", "*.pth")
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-MOST_SPARE = 16  # times the size that is needed, up to which memory is kept to be used again
-HEADER_LENGTH = struct.Struct("<Q")
+from shard.header import Entry, Shape
+from shard.index import list_files, some
+from shard.tensor_file import TensorFile, opened
 
-Shape = tuple[int, ...]
+COMPUTED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+PACKED = {  # what quantised checkpoints consist of
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
+DTYPES = COMPUTED | PACKED
+MOST_SPARE = 16  # times the size that is needed, up to which memory is kept to be used again
+# So little that it stays near the processor, and that torch copies it without waking threads, which takes longer.
+STAGE_BYTES = {"cpu": 2**16, "cuda": 2**24}
+
+log = logging.getLogger(__name__)
 
 
 class Rows(NamedTuple):
@@ -37,28 +43,30 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor as it lies in a file."""
+    """A tensor of an opened file."""
 
-    path: Path
-    memory: mmap.mmap
-    dtype: torch.dtype
-    shape: Shape
-    start: int
-    end: int
+    name: str
+    file: TensorFile
+    entry: Entry
 
-    def view(self) -> Tensor:
-        numbers = torch.frombuffer(self.memory, dtype=self.dtype, count=prod(self.shape), offset=self.start)
-        return numbers.view(self.shape)
+    @property
+    def dtype(self) -> torch.dtype:
+        if self.entry.dtype not in DTYPES:
+            raise ValueError(f"{self.file.path}: {self.name} is stored as {self.entry.dtype}; "
+                             f"supported: {', '.join(DTYPES)}")
+        return DTYPES[self.entry.dtype]
 
-    def drop_pages(self) -> None:
-        begin = self.start - self.start % mmap.PAGESIZE
-        self.memory.madvise(mmap.MADV_DONTNEED, begin, self.end - begin)
+    def read(self, first: int, numbers: Tensor) -> None:
+        """The numbers from the first on, as they are stored."""
+        place = self.entry.begin + first * numbers.itemsize
+        self.file.read(self.name, place, numbers.view(torch.uint8).numpy().data)
 
 
 class Weights:
     """`with Weights(folder, torch.float32, torch.device("cpu")) as weights: ...`
 
-    Every shape that is asked for is the tensor's whole shape, as the caller expects it.
+    Every shape that is asked for is the tensor's whole shape, as the caller expects it. What is packed (integers and
+    eight-bit floats) means nothing by itself and is read in no other type than its own.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
@@ -68,10 +76,15 @@ class Weights:
         self._stored: dict[str, Stored] = {}
         self._claimed: set[str] = set()
         self._brief = torch.empty(0)
-        with ExitStack() as opened:
-            for path in weight_files(folder):
-                self._stored |= read_header(path, opened.enter_context(mapped(path)))
-            self._open = opened.pop_all()
+        self._stage = torch.empty(STAGE_BYTES[device.type], dtype=torch.uint8)
+        listing = list_files(folder)
+        with ExitStack() as files:
+            for name in listing.files:
+                self._add(files.enter_context(opened(folder / name)))
+            listing.check({name: stored.file.path.name for name, stored in self._stored.items()})
+            self._open = files.pop_all()
+        if beside := listing.beside():
+            log.info("%s also holds %s, which is not read", folder, some(beside))
 
     def __enter__(self) -> "Weights":
         return self
@@ -84,8 +97,11 @@ class Weights:
         """As it is stored."""
         return self._find(name).dtype
 
-    def whole(self, name: str, shape: Shape) -> Tensor:
-        return self.rows(name, shape, range(shape[0]))
+    def whole(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
+        stored = self._find(name, shape)
+        read = self._new(shape, dtype or self.dtype, brief=False)
+        self._fill(stored, 0, read)
+        return read
 
     def rows(self, name: str, shape: Shape, rows: range, dtype: torch.dtype | None = None, *,
              brief: bool = False) -> Tensor:
@@ -97,19 +113,20 @@ class Weights:
         counts = [len(part.rows) for part in parts]
         stacked = self._new((sum(counts), *parts[0].shape[1:]), dtype or self.dtype, brief=brief)
         for target, (name, shape, rows) in zip(torch.split(stacked, counts), parts, strict=True):
-            stored = self._find(name, shape)
-            source = stored.view()[rows.start:rows.stop]
-            target[:len(source)].copy_(source)
-            target[len(source):].zero_()
-            stored.drop_pages()
+            num_held = max(0, min(rows.stop, shape[0]) - rows.start)
+            self._fill(self._find(name, shape), rows.start * prod(shape[1:]), target[:num_held])
+            target[num_held:].zero_()
         return stacked
 
-    def columns(self, name: str, shape: Shape, columns: range, *, brief: bool = False) -> Tensor:
+    def columns(self, name: str, shape: Shape, columns: range, dtype: torch.dtype | None = None, *,
+                brief: bool = False) -> Tensor:
         stored = self._find(name, shape)
-        copied = self._new((shape[0], len(columns)), self.dtype, brief=brief)
-        copied.copy_(stored.view()[:, columns.start:columns.stop])
-        stored.drop_pages()
-        return copied
+        read = self._new((shape[0], len(columns)), dtype or self.dtype, brief=brief)
+        if len(columns) == shape[1]:
+            self._fill(stored, 0, read)
+        elif len(columns):
+            self._fill_columns(stored, columns, read)
+        return read
 
     def ignore(self, name: str) -> None:
         """It may be there, and is of no use."""
@@ -118,6 +135,12 @@ class Weights:
     def unclaimed(self) -> list[str]:
         """What nobody asked for."""
         return sorted(self._stored.keys() - self._claimed)
+
+    def _add(self, file: TensorFile) -> None:
+        for name, entry in file.entries.items():
+            if name in self._stored:
+                raise ValueError(f"{file.path} holds {name}, and so does {self._stored[name].file.path.name}")
+            self._stored[name] = Stored(name, file, entry)
 
     def _new(self, shape: Shape, dtype: torch.dtype, *, brief: bool) -> Tensor:
         if not brief:
@@ -133,53 +156,42 @@ class Weights:
         if name not in self._stored:
             raise ValueError(f"{self._folder} lacks {name}, which its config.json asks for; is the download complete?")
         stored = self._stored[name]
-        if shape not in {None, stored.shape}:
-            raise ValueError(f"{stored.path}: {name} is {list(stored.shape)}, config.json asks for {list(shape or ())}")
+        if shape not in {None, stored.entry.shape}:
+            raise ValueError(f"{stored.file.path}: {name} is {list(stored.entry.shape)}, config.json asks for "
+                             f"{list(shape or ())}")
         self._claimed.add(name)
         return stored
 
+    def _fill(self, stored: Stored, first: int, target: Tensor) -> None:
+        """With the numbers from the first on."""
+        check_conversion(stored, target.dtype)
+        flat = target.view(-1)
+        if stored.dtype == flat.dtype and flat.device.type == "cpu":
+            stored.read(first, flat)
+            return
+        stage = self._stage.view(stored.dtype)
+        for piece in torch.split(flat, len(stage)):
+            staged = stage[:len(piece)]
+            stored.read(first, staged)
+            piece.copy_(staged)
+            first += len(piece)
 
-def weight_files(folder: Path) -> list[Path]:
-    index = folder / INDEX
-    names = set(read_json(index.read_bytes(), index)["weight_map"].values()) if index.is_file() else {SINGLE}
-    missing = [name for name in sorted(names) if not (folder / name).is_file()]
-    if not missing:
-        return [folder / name for name in sorted(names)]
-    if pickled := [path.name for pattern in PICKLED for path in folder.glob(pattern)]:
-        raise ValueError(f"{folder} holds its weights as {', '.join(sorted(pickled))}, which can run code when it is "
-                         f"read; supported: safetensors")
-    raise ValueError(f"{folder} lacks {', '.join(missing)}; is the download complete?")
-
-
-def mapped(path: Path) -> mmap.mmap:
-    """Private and writable, as torch wants it; nobody writes."""
-    if path.stat().st_size < HEADER_LENGTH.size:
-        raise ValueError(f"{path} has no header; is the download complete?")
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-
-
-def read_header(path: Path, memory: mmap.mmap) -> dict[str, Stored]:
-    """The length of a JSON object, the object, and from there on the numbers."""
-    (length,) = HEADER_LENGTH.unpack(memory[:HEADER_LENGTH.size])
-    begin = HEADER_LENGTH.size + length
-    header = read_json(memory[HEADER_LENGTH.size:begin], path)
-    header.pop("__metadata__", None)
-    return {name: read_entry(path, memory, begin, name, entry) for name, entry in header.items()}
-
-
-def read_entry(path: Path, memory: mmap.mmap, begin: int, name: str, entry: dict[str, Any]) -> Stored:
-    if entry["dtype"] not in DTYPES:
-        raise ValueError(f"{path}: {name} is stored as {entry['dtype']}; supported: {', '.join(DTYPES)}")
-    start, end = (begin + offset for offset in entry["data_offsets"])
-    if end > len(memory):
-        raise ValueError(f"{path} ends {end - len(memory)} bytes before {name} does; is the download complete?")
-    return Stored(path, memory, DTYPES[entry["dtype"]], tuple(entry["shape"]), start, end)
+    def _fill_columns(self, stored: Stored, columns: range, target: Tensor) -> None:
+        """Of a matrix. As many whole rows at once as the stage takes: a call for each row would take longer."""
+        check_conversion(stored, target.dtype)
+        width, stage = stored.entry.shape[1], self._stage.view(stored.dtype)
+        num_rows = len(stage) // width
+        if not num_rows:
+            for row, part in enumerate(target):
+                self._fill(stored, row * width + columns.start, part)
+            return
+        for number, part in enumerate(torch.split(target, num_rows)):
+            staged = stage[:len(part) * width]
+            stored.read(number * num_rows * width, staged)
+            part.copy_(staged.view(-1, width)[:, columns.start:columns.stop])
 
 
-def read_json(text: bytes, path: Path) -> dict[str, Any]:
-    try:
-        read: dict[str, Any] = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}; is the download complete?") from error
-    return read
+def check_conversion(stored: Stored, wanted: torch.dtype) -> None:
+    if wanted != stored.dtype and stored.entry.dtype not in COMPUTED:
+        raise ValueError(f"{stored.file.path}: {stored.name} is stored as {stored.entry.dtype}, which is no number to "
+                         f"compute with by itself; supported: {', '.join(COMPUTED)}")

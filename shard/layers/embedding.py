@@ -10,7 +10,7 @@ from torch import Tensor
 from shard.distributed import Group, padded_share
 from shard.layers.linear import Linear, make_linear, packs
 from shard.step import Inputs
-from shard.weights import Weights
+from shard.weights import COMPUTED, Weights
 
 Finish = Callable[[Tensor], Tensor]  # [rows, vocabulary] in float32, may be written to
 
@@ -21,8 +21,9 @@ class Embedding:
         self._group = group
         self._ids = padded_share(shape[0], group.rank, group.size)
         self._dtype = weights.dtype
-        kept = min(weights.dtype, weights.dtype_of(name), key=lambda dtype: dtype.itemsize)
-        self.weight = weights.rows(name, shape, self._ids, kept)  # [ids, hidden]
+        stored = weights.dtype_of(name)
+        smaller = stored in COMPUTED.values() and stored.itemsize < weights.dtype.itemsize
+        self.weight = weights.rows(name, shape, self._ids, stored if smaller else None)  # [ids, hidden]
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """`[tokens, hidden]`"""

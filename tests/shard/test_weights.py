@@ -1,6 +1,8 @@
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -8,13 +10,16 @@ import torch
 from checkpoints import tiny_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mutations import KINDS, mutate
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from shard.weights import Rows, Weights
+from shard.weights import PACKED, Rows, Weights
 
 CPU = torch.device("cpu")
 TALL = torch.arange(24.0).view(6, 4)
+NUM_MUTATIONS = 125  # of each kind, 2,000 together
+HARMLESS = {"flip", "add"}  # kinds that may come to nothing
 TENSORS = {"tall": TALL, "other": -TALL[:3], "flat": torch.arange(5).bfloat16(), "half": torch.ones(2).half()}
 
 
@@ -29,10 +34,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def file_pages(path: Path) -> int:
-    """How much of a mapped file is in this process's memory, in kB."""
-    _, _, entry = Path("/proc/self/smaps").read_text().partition(str(path))
-    return int(entry.partition("Rss:")[2].split()[0])
+def most_memory(read: Callable[[], object]) -> int:
+    """How much more of the process's own memory was in use at the worst moment of this, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is there now
+    before = in_memory("VmHWM")
+    read()
+    return in_memory("VmHWM") - before
+
+
+def in_memory(what: str) -> int:
+    return int(Path("/proc/self/status").read_text().partition(f"{what}:")[2].split()[0]) * 1024
 
 
 # -- slices
@@ -91,12 +102,54 @@ def test_what_is_of_no_use_counts_as_claimed(folder: Path) -> None:
         assert weights.unclaimed() == ["half", "other"]
 
 
-def test_pages_of_the_file_leave_memory_once_they_were_copied(tmp_path: Path) -> None:
-    save_file({"large": torch.ones(1000, 1000)}, tmp_path / "model.safetensors")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_reading_takes_no_memory_beside_what_is_read(tmp_path: Path, dtype: torch.dtype) -> None:
+    save_file({"large": torch.ones(2000, 2000)}, tmp_path / "model.safetensors")
+    with opened(tmp_path, dtype) as weights:
+        assert most_memory(lambda: weights.whole("large", (2000, 2000))) < 4e6 * dtype.itemsize + 2e6
+        assert most_memory(lambda: weights.columns("large", (2000, 2000), range(500))) < 1e6 * dtype.itemsize + 2e6
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(500, 100), (9, 20_000)])
+def test_what_is_larger_than_the_stage_is_read_whole(
+        tmp_path: Path, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    large = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    save_file({"large": large}, tmp_path / "model.safetensors")
+    with opened(tmp_path, dtype) as weights:
+        assert torch.equal(weights.whole("large", shape), large.to(dtype))
+        assert torch.equal(weights.rows("large", shape, range(3, 8)), large[3:8].to(dtype))
+        for columns in (range(7, 60), range(1, shape[1]), range(0)):
+            read = weights.columns("large", shape, columns)
+            assert torch.equal(read, large[:, columns.start:columns.stop].to(dtype))
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_numbers_come_as_they_are_stored(tmp_path: Path, name: str) -> None:
+    dtype = PACKED[name]
+    packed = torch.arange(24).view(6, 4).to(dtype)
+    save_file({"packed": packed, "scale": torch.tensor(0.5)}, tmp_path / "model.safetensors")
     with opened(tmp_path) as weights:
-        assert float(weights.whole("large", (1000, 1000)).sum()) == 1e6
-        assert float(weights.columns("large", (1000, 1000), range(10)).sum()) == 1e4
-        assert file_pages(tmp_path / "model.safetensors") < 100
+        assert weights.dtype_of("packed") is dtype
+        assert weights.whole("scale", ()) == 0.5
+        for read, expected in (
+                (weights.whole("packed", (6, 4), dtype), packed),
+                (weights.rows("packed", (6, 4), range(2, 5), dtype), packed[2:5]),
+                (weights.columns("packed", (6, 4), range(1, 3), dtype), packed[:, 1:3])):
+            assert read.dtype is dtype
+            assert torch.equal(read.float(), expected.float())
+
+
+@pytest.mark.parametrize("read", [
+    lambda weights: weights.whole("packed", (4, 2)), lambda weights: weights.rows("packed", (4, 2), range(1)),
+    lambda weights: weights.columns("packed", (4, 2), range(1)),
+    lambda weights: weights.whole("packed", (4, 2), torch.int32)])
+def test_packed_numbers_are_not_computed_with(tmp_path: Path, read: Callable[[Weights], Tensor]) -> None:
+    save_file({"packed": torch.ones(4, 2, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    with (opened(tmp_path) as weights,
+          pytest.raises(ValueError, match=r"model.safetensors: packed is stored as I8, which is no number to comp")):
+        read(weights)
 
 
 # -- what is wrong with a folder
@@ -134,14 +187,42 @@ def written(folder: Path, header: dict[str, Any], numbers: bytes = b"") -> Path:
 
 def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
     header = {"tall": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
-    with pytest.raises(ValueError, match="ends 3 bytes before tall does; is the download complete"):
+    with pytest.raises(ValueError, match="the file ends 3 bytes before tall does; is the download complete"):
         opened(written(tmp_path, header, b"12345"))
 
 
-def test_a_type_that_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
-    header = {"tall": {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}}
-    with pytest.raises(ValueError, match="tall is stored as F8_E4M3; supported: F32, BF16, F16"):
-        opened(written(tmp_path, header, b"12"))
+def test_a_type_that_is_not_read_is_refused_by_name_once_it_is_asked_for(tmp_path: Path) -> None:
+    header = {"tall": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}
+    with opened(written(tmp_path, header, b"12")) as weights:
+        assert weights.unclaimed() == ["tall"]
+        with pytest.raises(ValueError, match=r"model.safetensors: tall is stored as F4; supported: F64, F32, BF16, F"):
+            weights.whole("tall", (4,))
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    several(tmp_path, {"a": ["tall"], "b": ["tall", "flat"]}, {"flat": "b", "tall": "a"})
+    with pytest.raises(ValueError, match=r"b.safetensors holds tall, and so does a.safetensors"):
+        opened(tmp_path)
+
+
+def test_a_promise_of_the_index_that_is_not_kept_is_refused(tmp_path: Path) -> None:
+    several(tmp_path, {"a": ["tall"], "b": ["flat"]}, {"tall": "a", "flat": "b", "half": "a"})
+    with pytest.raises(ValueError, match=r"a.safetensors lacks half, which model.safetensors.index.json promises"):
+        opened(tmp_path)
+
+
+def test_tensors_that_the_index_forgot_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    several(tmp_path, {"a": ["tall", "half"], "b": ["flat"], "c": ["other"]}, {"tall": "a", "flat": "b"})
+    with caplog.at_level("INFO"), opened(tmp_path) as weights:
+        assert weights.unclaimed() == ["flat", "half", "tall"]
+    assert caplog.messages == [f"{tmp_path} also holds c.safetensors, which is not read"]
+
+
+def several(folder: Path, files: dict[str, list[str]], promised: dict[str, str]) -> None:
+    for file, names in files.items():
+        save_file({name: TENSORS[name] for name in names}, folder / f"{file}.safetensors")
+    index = {"weight_map": {name: f"{file}.safetensors" for name, file in promised.items()}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 @pytest.mark.parametrize(("numbers", "complaint"), [
@@ -150,3 +231,52 @@ def test_a_file_without_a_header_is_refused(tmp_path: Path, numbers: bytes, comp
     (tmp_path / "model.safetensors").write_bytes(numbers)
     with pytest.raises(ValueError, match=complaint):
         opened(tmp_path)
+
+
+# -- mutated headers
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a small model as transformers writes it."""
+    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen2", vocab_size=480, hidden_size=32,
+                             intermediate_size=48, num_hidden_layers=1)
+    return folder / "model.safetensors"
+
+
+def complaint(folder: Path, expected: dict[str, Tensor]) -> str:
+    """About the first thing that is wrong with it; nothing when all is there as it should be."""
+    try:
+        with opened(folder) as weights:
+            for name, tensor in expected.items():
+                assert torch.equal(weights.whole(name, tuple(tensor.shape)), tensor)
+            assert set(weights.unclaimed()) <= {"added"}
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def is_named(names: set[str], said: str) -> bool:
+    """Or nothing had to be."""
+    return not names or any(name in said or ascii(name)[1:-1] in said for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mutated_header_is_refused_by_name_or_harmless(sound: Path, tmp_path: Path, kind: str) -> None:
+    content, expected, path = sound.read_bytes(), load_file(sound), tmp_path / "model.safetensors"
+
+    def read_all() -> None:
+        for seed in range(NUM_MUTATIONS):
+            mutation = mutate(content, kind, Random(f"{kind} {seed}"))
+            path.write_bytes(mutation.content)
+            if said := complaint(tmp_path, expected):
+                assert str(tmp_path) in said, seed
+                assert len(said) < 1500, seed
+                assert len(said.splitlines()) == 1, seed
+                assert is_named(mutation.names, said), (seed, said)
+            else:
+                assert kind in HARMLESS, (seed, mutation)
+
+    complaint(sound.parent, expected)
+    assert most_memory(read_all) < 8e6
