@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +54,7 @@ def serving(look_ahead: int, profile: str = "", settings: Mapping[str, Any] = NO
     """`profile` names the file that gets the router's profile at the end; `settings` are more of the router's; `model`
     is a folder, without one the shard simulates."""
     profiler = ("-m", "cProfile", "-o", profile) if profile else ()
-    with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         socket, steps = f"unix:{folder}/shard.sock", Path(folder, "steps")
         shard_order = {"socket": socket, "step_log": str(steps), "simulated": SHARD, "model": model}
         router_order = {"config": ROUTER | {"look_ahead": look_ahead, **settings}, "shards": [socket], "model": model,
@@ -66,7 +66,7 @@ def serving(look_ahead: int, profile: str = "", settings: Mapping[str, Any] = NO
 
 @contextmanager
 def child(program: Sequence[str], order: dict[str, Any]) -> Iterator[tuple[int, str]]:
-    """A child of ours as long as the block runs: its process id and what it said beside `ready`."""
+    """A child of ours as long as the block runs: its process id and the word it said behind `ready`."""
     reader, ready = os.pipe()
     parent, alive = os.pipe()  # nobody writes: its end tells the child that we are gone
     command = [sys.executable, "-P", *program, json.dumps(order | {"ready_fd": ready, "parent_fd": parent})]
@@ -76,17 +76,18 @@ def child(program: Sequence[str], order: dict[str, Any]) -> Iterator[tuple[int, 
     os.close(parent)
     try:
         with os.fdopen(reader) as lines:
-            yield process.pid, said_ready(lines.readline(), program)
+            yield process.pid, said_ready(lines, program)
     finally:
         end(process)
         os.close(alive)
 
 
-def said_ready(line: str, program: Sequence[str]) -> str:
+def said_ready(lines: Iterable[str], program: Sequence[str]) -> str:
+    line = next((line for line in lines if not line.startswith("progress ")), "")
     word, _, rest = line.strip().partition(" ")
     if word != "ready":
         raise NotStarted(f"python {' '.join(program)} did not start: {rest or 'it ended'}")
-    return rest
+    return rest.partition(" ")[0]
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:

@@ -7,10 +7,8 @@ import asyncio
 import inspect
 import json
 import os
-import socket
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, NoReturn
@@ -18,8 +16,11 @@ from typing import Annotated, Any, Literal, NoReturn
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.validators import Number
 
+from launcher import doctor
+from launcher.banner import banner
 from launcher.environment import hub_cache, hub_token, large_pages, machine_file, record_folder
 from launcher.fetch import Order, fetch, order, what_is_missing
+from launcher.folder import server_folder
 from launcher.model import Model, cached, find_model
 from launcher.plan import make_plan, python_module
 from launcher.processes import Failed, bind, serve
@@ -47,11 +48,15 @@ def serve_command(*words: str, **given: Any) -> None:
     shard = replace(shard, memory=str(machine_file(os.environ, version("weft"))))
     with bind(router.hostname, router.port) as listener:
         model = find_or_fetch(launch, missing) if launch.model_id else None
-        with tempfile.TemporaryDirectory(prefix="weft-") as folder:
+
+        def greet(served: dict[str, Any]) -> None:
+            keyed = bool(router.api_key or router.api_keys)
+            print(banner(listener, launch.num_shard, launch.model_id, served, keyed=keyed), flush=True)
+
+        with server_folder() as folder:
             plan = make_plan(router, shard, launch.num_shard, checked(folder), model,
                              environment=large_pages(os.environ), record_folder=str(record_folder(os.environ)))
-            text = banner(listener, launch.num_shard, model)
-            asyncio.run(serve(plan, listener, lambda: print(text, flush=True), router.shutdown_timeout))
+            asyncio.run(serve(plan, listener, greet, router.shutdown_timeout))
 
 
 def client() -> str:
@@ -88,16 +93,6 @@ def checked(folder: str) -> str:
     return folder
 
 
-def banner(listener: socket.socket, num_shard: int, model: Model | None) -> str:
-    host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    body = """'{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}}'"""
-    name = model.name if model else "a simulated model"
-    return (f"weft serves {name} on {num_shard} {'shard' if num_shard == 1 else 'shards'} at {url}\n"
-            f"try: curl -N {url}/generate_stream -H 'content-type: application/json' -d {body}\n"
-            "stop: Ctrl-C, twice to stop at once")
-
-
 Trace = Annotated[str, Parameter(help="Recording, or a plain trace: JSON lines with at, prompt_tokens, output_tokens.")]
 Like = Annotated[str, Parameter(help="Recording whose shards and settings are assumed; by default the trace itself.")]
 Seed = Annotated[int, Parameter(help="Where the luck of the recorded steps begins.")]
@@ -124,6 +119,18 @@ def tune_command(
     run_module("router.tune", trace=trace, goal=goal, like=like, seed=seed)
 
 
+# Settings of a server that decide whether it can start here.
+EXAMINED = ("model_id", "revision", "num_shard", "dtype", "device", "hostname", "port")
+
+
+def doctor_command(*words: str, json: Annotated[bool, Parameter(help="As JSON, for programs.", negative=())] = False,
+                   **given: Any) -> None:
+    """Is this machine fit to serve, and this model? A line for everything looked at; ends with 1 if there is a problem.
+    """
+    order = doctor.Order(**{**dict(zip(POSITIONAL, words, strict=False)), **given})
+    raise SystemExit(doctor.run(order, os.environ, as_json=json))
+
+
 def run_module(name: str, **order: Any) -> NoReturn:
     raise SystemExit(subprocess.run([*python_module(name), json.dumps(order)], check=False).returncode)
 
@@ -132,6 +139,12 @@ def tried() -> list[inspect.Parameter]:
     """Flags for the settings that may be tried. Variables of the environment are meant for a server, not for these."""
     settings = [setting for setting in GROUPS["Server"] if setting.name in TRIED]
     return [parameter(setting, Group("Settings to try"), variables=False) for setting in settings]
+
+
+def examined() -> list[inspect.Parameter]:
+    group = Group("Settings of the server")
+    found = [parameter(item, group) for settings in GROUPS.values() for item in settings if item.name in EXAMINED]
+    return [*found, inspect.signature(doctor_command).parameters["json"]]
 
 
 def make_app() -> App:
@@ -148,6 +161,8 @@ def make_app() -> App:
         [*(known[name] for name in ("trace", "like", "seed")), *tried()])
     app.command(simulate_command, name="simulate")
     app.command(tune_command, name="tune")
+    doctor_command.__signature__ = inspect.Signature(examined())  # type: ignore[attr-defined]
+    app.command(doctor_command, name="doctor")
     return app
 
 
@@ -162,6 +177,8 @@ def main() -> None:
     except (CycloptsError, ValueError) as error:
         fail(str(error), 2)
     except Failed as error:
+        fail(str(error), error.code)
+    except OSError as error:  # such as no space left for the folder of the sockets
         fail(str(error), 1)
     except KeyboardInterrupt:  # before the children are there to be stopped in order
         raise SystemExit(130) from None

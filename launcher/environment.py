@@ -34,8 +34,8 @@ def hub_access(environment: Mapping[str, str]) -> HubAccess:
     endpoint = environment.get("HF_ENDPOINT", "").rstrip("/") or HUB
     if not re.fullmatch(r"https?://[!-~]+", endpoint):
         raise ValueError(f"HF_ENDPOINT must be an address that begins with https:// or http://, got {endpoint}")
-    offline = next((name for name in OFFLINE if says_yes(environment, name)), "")
-    return HubAccess(endpoint, hub_token(environment), offline, says_yes(environment, "HF_HUB_DISABLE_PROGRESS_BARS"))
+    return HubAccess(endpoint, hub_token(environment), offline_by(environment),
+                     says_yes(environment, "HF_HUB_DISABLE_PROGRESS_BARS"))
 
 
 def hub_token(environment: Mapping[str, str]) -> str:
@@ -50,6 +50,17 @@ def hub_token(environment: Mapping[str, str]) -> str:
 
 def token_file(environment: Mapping[str, str]) -> Path:
     return given(environment, "HF_TOKEN_PATH") or hub_home(environment) / "token"
+
+
+def token_from(environment: Mapping[str, str]) -> str:
+    """Where the user's token comes from, or nothing. The token itself is not looked at."""
+    name = next((name for name in TOKEN if environment.get(name)), "")
+    return name or (str(token_file(environment)) if token_file(environment).is_file() else "")
+
+
+def offline_by(environment: Mapping[str, str]) -> str:
+    """The variable that forbids to connect to the Hub, or nothing."""
+    return next((name for name in OFFLINE if says_yes(environment, name)), "")
 
 
 def stored(path: Path) -> str:

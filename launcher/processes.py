@@ -5,6 +5,7 @@ A child says on a pipe that it is ready, and another pipe, which nobody writes t
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import socket
@@ -15,46 +16,43 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from launcher.deaths import MOST, PAUSES, WINDOW, Deaths
 from launcher.plan import Child, Plan
+from launcher.progress import Display
 
-PAUSES = (0.0, 1.0, 2.0, 4.0, 8.0)  # seconds before each replacement within WINDOW; after the last one we give up
-WINDOW = 300.0
 MARGIN = 5.0  # seconds for a child to leave, beyond those in which it may finish its work
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STDERR = 2  # where children talk, whatever they print on stdout
 
 
 class Failed(Exception):
-    """The server cannot start or cannot go on; the message is the one line that the user reads."""
+    """The server cannot start; the message is the one line that the user reads."""
+
+    code = 1  # with which the launcher exits
 
 
-class Deaths:
-    """How often children died of late, and what that means for the next one. Without a clock."""
+class GaveUp(Failed):
+    """The server cannot go on."""
 
-    def __init__(self, pauses: Sequence[float]) -> None:
-        self._pauses = pauses
-        self._times: list[float] = []
-
-    def pause(self, now: float) -> float | None:
-        """Note a death: the seconds to wait before the replacement, None when there were too many."""
-        self._times = [time for time in self._times if now - time < WINDOW]
-        self._times.append(now)
-        return self._pauses[len(self._times) - 1] if len(self._times) <= len(self._pauses) else None
+    code = 70
 
 
 class Process:
     """One child that was started."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, lines: asyncio.StreamReader) -> None:
+    def __init__(self, name: str, process: asyncio.subprocess.Process, lines: asyncio.StreamReader,
+                 display: Display) -> None:
         self.name = name
         self.lines = lines
+        self.told: dict[str, Any] = {}  # beside that it is ready
+        self._display = display
         self.ended = asyncio.create_task(process.wait())
         self.ready = asyncio.create_task(self._hear())  # False: it ended before it was
         self._process = process
         self._cause = ""  # what the child itself gave as the reason why it cannot start
 
     @classmethod
-    async def start(cls, child: Child, **inherited: int) -> "Process":
+    async def start(cls, child: Child, display: Display, **inherited: int) -> "Process":
         """`inherited` are the descriptors that the child is born with, beside its pipe for lines."""
         lines, write = await pipe()
         try:
@@ -65,13 +63,19 @@ class Process:
                 env=os.environ | child.environment)
         finally:
             os.close(write)
-        return cls(child.name, process, lines)
+        return cls(child.name, process, lines, display)
 
     async def _hear(self) -> bool:
-        word, _, rest = (await self.lines.readline()).decode().strip().partition(" ")
-        if word == "ready":
-            return True
-        self._cause = rest
+        async for line in self.lines:
+            word, _, rest = line.decode().strip().partition(" ")
+            if word == "ready":
+                self.told = json.loads(rest.partition(" ")[2] or "{}")
+                return True
+            if word == "progress":
+                phase, done, total = rest.split()
+                self._display.hear(self.name, phase, int(done), int(total))
+            else:
+                self._cause = rest
         await self.ended
         return False
 
@@ -124,14 +128,16 @@ async def end_all(processes: Sequence[Process], seconds: float) -> None:
 class Server:
     """The processes of a plan while it is served. Shards live and die together; the router is replaced alone."""
 
-    def __init__(self, plan: Plan, listener: socket.socket, parent_fd: int, on_ready: Callable[[], None],
-                 pauses: Sequence[float] = PAUSES) -> None:
+    def __init__(self, plan: Plan, listener: socket.socket, parent_fd: int, on_ready: Callable[[dict[str, Any]], None],
+                 *, display: Display, pauses: Sequence[float] = PAUSES) -> None:
+        """`on_ready` hears once what the router told of what it serves."""
         self._plan = plan
         self._listener = listener
         self._parent_fd = parent_fd
         self._on_ready = on_ready
-        # The first death of either is mended at once, whatever became of the other.
-        self._deaths_of_shards, self._deaths_of_router = Deaths(pauses), Deaths(pauses)
+        self._display = display
+        # Whatever became of the shards, the first router that dies is replaced at once: it costs little.
+        self._deaths_of_shards, self._deaths_of_router = Deaths(pauses), Deaths((0.0, *pauses))
         self._shards: list[Process] = []
         self._router: list[Process] = []  # one, or none yet
         self._loaded = asyncio.Event()  # the shards are ready
@@ -149,9 +155,11 @@ class Server:
     async def _keep_shards(self) -> None:
         for generation in itertools.count(1):
             for child in self._plan.generation(generation):
-                self._shards.append(await Process.start(child, parent_fd=self._parent_fd))
+                self._shards.append(await Process.start(child, self._display, parent_fd=self._parent_fd))
             if await all_ready(self._shards):
                 self._loaded.set()
+                if self._serving:  # the router that is there says nothing of the rest
+                    self._display.end()
             dead = await first_end(self._shards)
             self._loaded.clear()
             await end_all(self._shards, 0)
@@ -162,18 +170,19 @@ class Server:
         while True:
             await self._loaded.wait()
             router = await Process.start(
-                self._plan.router, parent_fd=self._parent_fd, listen_fd=self._listener.fileno())
+                self._plan.router, self._display, parent_fd=self._parent_fd, listen_fd=self._listener.fileno())
             self._router = [router]
             if await all_ready(self._router):
-                self._serve()
+                self._serve(router.told)
             async for line in router.lines:
                 self._kill_shards(line.decode().removeprefix("broken ").strip())
             await self._mourn(await first_end(self._router), "the router", self._deaths_of_router)
 
-    def _serve(self) -> None:
+    def _serve(self, told: dict[str, Any]) -> None:
+        self._display.end()
         if not self._serving:
             self._serving = True
-            self._on_ready()
+            self._on_ready(told)
 
     def _kill_shards(self, why: str) -> None:
         """The router is the judge of shards that live and do not work; that they are dead is noticed as ever."""
@@ -185,16 +194,18 @@ class Server:
 
     async def _mourn(self, dead: Process, replaced: str, deaths: Deaths) -> None:
         """Wait as long as a replacement should wait; raise when there shall be none."""
+        self._display.end()
         if not self._serving:
             raise Failed(dead.how())
         pause = deaths.pause(time.monotonic())
         if pause is None:
-            raise Failed(f"{dead.how()}; that was once too often within {WINDOW / 60:.0f} minutes, giving up")
+            raise GaveUp(f"{dead.how()}; that was death number {MOST} within {WINDOW / 60:.0f} minutes, giving up")
         print(f"weft: {dead.how()}; starting {replaced} again", file=sys.stderr)
         await asyncio.sleep(pause)
 
     async def stop(self, seconds: float) -> None:
         """The router may use so many seconds to finish its requests; the shards leave after it."""
+        self._display.end()
         self._listener.close()
         await end_all(self._router, seconds + MARGIN)
         await end_all(self._shards, MARGIN)
@@ -230,19 +241,23 @@ def bound(listener: socket.socket, address: tuple[Any, ...]) -> socket.socket:
     return listener
 
 
-async def serve(plan: Plan, listener: socket.socket, on_ready: Callable[[], None], seconds_to_finish: float) -> None:
+async def serve(plan: Plan, listener: socket.socket, on_ready: Callable[[dict[str, Any]], None],
+                seconds_to_finish: float) -> None:
     """Serve until a signal asks to stop; a second signal ends everything at once. Raises Failed."""
     parent_fd, held_open = os.pipe()
-    server = Server(plan, listener, parent_fd, on_ready)
+    server = Server(plan, listener, parent_fd, on_ready, display=Display(sys.stderr))
     keep = asyncio.create_task(server.keep())
     stop_on_signals(keep, server)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, server.record)
     await asyncio.wait([keep])
+    if not keep.cancelled():
+        os.close(held_open)  # what requests would need to be finished is not coming back: the router tells them at once
+        await server.stop(0.0)
+        os.close(parent_fd)
+        keep.result()
     await server.stop(seconds_to_finish)
     os.close(parent_fd)
     os.close(held_open)
-    if not keep.cancelled():
-        keep.result()
 
 
 def stop_on_signals(keep: asyncio.Task[None], server: Server) -> None:

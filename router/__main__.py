@@ -3,8 +3,9 @@
 The JSON object holds `config` (the fields of RouterConfig), `shards` (their addresses, by rank), for a real model its
 name (`model`) and where its files are (`folder`), where to write recordings (`record_folder`), and three descriptors
 that the process may have inherited:
-`listen_fd`, a bound socket; `ready_fd`, which gets the line `ready PORT` or `failed WHY`, and later `broken WHY` when
-the shards should be replaced; `parent_fd`, whose end-of-file says that the parent is gone. Only the key that clients
+`listen_fd`, a bound socket; `ready_fd`, which gets `progress warm-up 0 0` when the shards are asked what they are, then
+`ready PORT JSON`, with what the banner tells of them, or `failed WHY`, and later `broken WHY` when the shards should be
+replaced; `parent_fd`, whose end-of-file says that the parent is gone. Only the key that clients
 must send comes by a variable, WEFT_API_KEY.
 """
 
@@ -27,6 +28,7 @@ from router.config import API_KEY, RouterConfig
 from router.engine import Engine
 from router.http.app import create_app
 from router.http.server import Server
+from router.messages import ModelFacts
 from router.model_files import read_tokenizer
 from router.shards import Shards, ShardsLost
 from router.shelf import Shelf
@@ -85,6 +87,7 @@ async def start(order: Order) -> Running:
     shards = Shards(order.shards, order.config.shard_transport)
     shelf = Shelf(Path(order.record_folder), order.config) if order.record_folder else None
     engine = Engine(order.config, shards, tokenizer, lambda why: tell(order.ready_fd, f"broken {why}"), shelf)
+    tell(order.ready_fd, "progress warm-up 0 0")
     await engine.start()
     try:
         validator = Validator(order.config, engine.facts, tokenizer)
@@ -100,8 +103,14 @@ async def start(order: Order) -> Running:
         raise
     asyncio.get_running_loop().add_signal_handler(
         signal.SIGUSR1, lambda: engine.write_recording("asked for by SIGUSR1"))
-    tell(order.ready_fd, f"ready {port}")
+    tell(order.ready_fd, f"ready {port} {json.dumps(served(engine.facts))}")
     return running
+
+
+def served(facts: ModelFacts) -> dict[str, Any]:
+    """What whoever started the server wants to know."""
+    return {"device": facts.device, "dtype": facts.dtype, "tokens": facts.num_blocks * facts.block_size,
+            "bytes": facts.cache_bytes, "why": facts.why}
 
 
 async def serve(order: Order) -> int:
@@ -110,7 +119,7 @@ async def serve(order: Order) -> int:
     try:
         running = await start(order)
     except (OSError, ValueError, ShardsLost) as error:
-        tell(order.ready_fd, f"failed {error}")
+        tell(order.ready_fd, f"failed {error.told if isinstance(error, ShardsLost) else error}")
         return 1
     calm_collector()
     try:

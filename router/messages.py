@@ -35,6 +35,8 @@ class ModelFacts:
     world_size: int = 1
     exact: bool = False  # whether answers are the same to the last bit in any company
     measurements: tuple[Measurement, ...] = ()
+    cache_bytes: int = 0  # on all ranks together
+    why: str = ""  # the cache has this size, for people
 
 
 @dataclass(frozen=True, slots=True)

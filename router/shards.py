@@ -52,11 +52,12 @@ Call = Callable[..., Awaitable[Any]]
 
 
 class ShardsLost(Exception):
-    def __init__(self, loss: Loss, reason: str, *, broken: bool = False) -> None:
-        """`broken`: the processes live, but cannot go on."""
+    def __init__(self, loss: Loss, reason: str, *, broken: bool = False, told: str = "") -> None:
+        """`broken`: the processes live, but cannot go on. `told` is what a shard itself gave as the reason."""
         super().__init__(reason)
         self.loss = loss
         self.broken = broken
+        self.told = told or reason
 
 
 class Rank:
@@ -221,4 +222,4 @@ def loss_of(trouble: Trouble, message: Any, world_size: int) -> ShardsLost:
         loss, broken = Loss.DEATH, True
     elif loss is Loss.STEP_ERROR and not isinstance(message, STEPS):
         loss = Loss.DEFECT  # no sequence is to blame
-    return ShardsLost(loss, f"{trouble.code.name.lower()}: {trouble.reason}", broken=broken)
+    return ShardsLost(loss, f"{trouble.code.name.lower()}: {trouble.reason}", broken=broken, told=trouble.reason)

@@ -148,7 +148,8 @@ def facts(infos: list[pb.InfoAnswer]) -> ModelFacts:
         num_blocks=min(info.warmup.num_blocks for info in infos), tokens_per_step=max(1, first.tokens_per_step),
         mixed_steps=first.mixed_steps, world_size=first.world_size, exact=all(info.exact for info in infos),
         measurements=tuple(Measurement(*row) for row in zip(
-            warm.rows, warm.chunk_tokens, warm.context, warm.seconds, strict=True)))
+            warm.rows, warm.chunk_tokens, warm.context, warm.seconds, strict=True)),
+        cache_bytes=sum(info.warmup.cache_bytes for info in infos), why=warm.why)
 
 
 def decode(answer: pb.StepAnswer, plan: Plan, model: ModelFacts) -> Answer:

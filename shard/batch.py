@@ -41,8 +41,8 @@ class Ledger:
         if not request.max_prefill_tokens or not request.max_batch_size:
             raise Malformed("max_prefill_tokens and max_batch_size must be at least 1")
         if request.max_total_tokens > self.limits.max_positions:
-            raise Malformed(f"max_total_tokens must be at most {self.limits.max_positions}, which is what the model "
-                            f"holds, got {request.max_total_tokens}")
+            raise Malformed(f"--max-total-tokens must be at most {self.limits.max_positions}, which is what the "
+                            f"model holds, got {request.max_total_tokens}")
         if 0 < most < size:
             raise Malformed(f"max_cache_tokens must be at least one block of {size}, got {most}")
         if self.blocks.count:

@@ -55,7 +55,8 @@ class ShardConfig:
     gap_timeout: float = setting(
         10.0, "Seconds that an early message is held back before the missing one counts as lost.", low=0)
     router_grace: float = setting(60.0, "Seconds that a shard outlives the router that it once had.", low=0)
-    ready_fd: int = setting(-1, "Descriptor that gets the line `ready` once the shard listens; -1: none.")
+    ready_fd: int = setting(
+        -1, "Descriptor that gets lines `progress PHASE DONE TOTAL`, and `ready` once the shard listens; -1: none.")
     parent_fd: int = setting(-1, "Descriptor whose end-of-file says that the parent is gone; -1: none.")
     step_log: str = setting("", "File that gets begin and end of every step, for benchmarks; empty: none.")
     model: str = setting("", "Folder of the model; empty: a simulated one.")

@@ -4,7 +4,7 @@ Knows nothing of steps or messages. Everything that users can do wrong is a Valu
 """
 
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,15 +20,16 @@ from shard.distributed import Group, choose_backend, join
 from shard.exactness import Gate
 from shard.layers.linear import can_pack
 from shard.machine import Forgotten, Kept, fingerprint
-from shard.memory import Room, gpu_room, host_room, read_gpu, read_host
+from shard.memory import Available, Room, check_weights, gpu_room, host_room, read_gpu, read_host
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder
 from shard.models.table import load_model
 from shard.precision import Memory, choose_dtype, find_quickest, name, packed_product, settled
+from shard.progress import Progress, silent
 from shard.runner import Runner
 from shard.sampling import Sampler
 from shard.system import count_cores
-from shard.weights import Weights
+from shard.weights import Weights, weight_bytes
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Loaded:
         return host_room(read_host(), self.memory_fraction, self.num_sharing)
 
 
-def load(config: ShardConfig) -> Loaded:
+def load(config: ShardConfig, on_progress: Progress = silent) -> Loaded:
     num_gpus, folder = torch.cuda.device_count(), Path(config.model)
     device = choose_device(config.device, config.rank, num_gpus)
     if device.type == "cpu":
@@ -77,12 +78,16 @@ def load(config: ShardConfig) -> Loaded:
     memory: Memory = Kept(Path(config.memory)) if config.memory else Forgotten()
     backend = choose_attention(config.attention, device.type)
     dtype = chosen_dtype(config, described.dtype, device, group, memory)
-    model = read_weights(folder, described, group, dtype, device)
+    check_room(weight_bytes(folder) * dtype.itemsize // described.dtype.itemsize, device, group, num_gpus)
+    with Weights(folder, dtype, device, partial(on_progress, "load")) as weights:
+        model = read_weights(weights, folder, described, group)
+    log.info("loaded %s in %s on %s", described.architecture, name(dtype), device)
     attention = make_attention(backend, described.num_heads // group.size, model.num_kv_heads, described.head_dim,
                                Variant(described.scale, described.softcap, described.windows))
     shape = asdict(described) | {"dtype": dtype, "attention": backend, "ranks": group.size, "device": device.type}
     layer = model.cut(1)
     gate = Gate(layer, described, attention, partial(make_cache, layer, 16, dtype=dtype, device=device), device)
+    on_progress("check", 0, 0)
     inexact = examine(gate, group, memory, fingerprint(shape))
     if inexact:
         log.warning("answers may depend on what else is served at the same time: %s", inexact)
@@ -90,6 +95,18 @@ def load(config: ShardConfig) -> Loaded:
     sharing = count_sharing(config.rank, config.world_size, num_gpus) if device.type == "cuda" else config.world_size
     return Loaded(config.model, model, attention, runner, group, device, dtype, inexact, sharing,
                   config.memory_fraction)
+
+
+def check_room(needed: int, device: torch.device, group: Group, num_gpus: int) -> None:
+    """For weights of so many bytes on all ranks. What is available is asked before any rank has begun to read."""
+    if device.type == "cuda":
+        num_sharing = count_sharing(group.rank, group.size, num_gpus)
+        available = Available(read_gpu(device.index)[0], "that the GPU has left")
+        needed = needed * num_sharing // group.size
+    else:
+        num_sharing, available = group.size, read_host()
+    least = group.minimum(available.bytes)
+    check_weights(needed, replace(available, bytes=least), num_sharing)
 
 
 def chosen_dtype(config: ShardConfig, stored: torch.dtype, device: torch.device, group: Group,
@@ -102,14 +119,11 @@ def chosen_dtype(config: ShardConfig, stored: torch.dtype, device: torch.device,
     return precision.dtype
 
 
-def read_weights(folder: Path, config: ModelConfig, group: Group, dtype: torch.dtype,
-                 device: torch.device) -> Decoder:
-    with Weights(folder, dtype, device) as weights:
-        model = load_model(config, weights, group)
-        if unclaimed := weights.unclaimed():
-            raise ValueError(f"{folder}: {config.architecture} has no use for {', '.join(unclaimed[:3])}"
-                             f"{' and others' if len(unclaimed) > 3 else ''}; is config.json the one of this model?")
-    log.info("loaded %s in %s on %s", config.architecture, name(dtype), device)
+def read_weights(weights: Weights, folder: Path, config: ModelConfig, group: Group) -> Decoder:
+    model = load_model(config, weights, group)
+    if unclaimed := weights.unclaimed():
+        raise ValueError(f"{folder}: {config.architecture} has no use for {', '.join(unclaimed[:3])}"
+                         f"{' and others' if len(unclaimed) > 3 else ''}; is config.json the one of this model?")
     return model
 
 

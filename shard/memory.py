@@ -62,6 +62,16 @@ def gpu_room(free: int, total: int, fraction: float | None, num_sharing: int) ->
                 f"{gib(kept)} that stay free{shared}")
 
 
+def check_weights(needed: int, available: Available, num_shards: int) -> None:
+    """Before they are read: a process that takes more than there is would be killed without a word. `needed` is for all
+    of so many shards that share what is available."""
+    if needed > available.bytes:
+        shards = f" of {num_shards} shards" if num_shards > 1 else ""
+        raise ValueError(f"there is no room for the weights: those{shards} take {gib(needed)}, and there are "
+                         f"{gib(available.bytes)} {available.source}; free memory, choose a smaller --dtype or a "
+                         "smaller model")
+
+
 def num_fitting(room: Room, block_bytes: int, num_spare: int) -> int:
     """How many blocks fit beside the spare ones; none when it is less than one."""
     return max(0, room.bytes // block_bytes - num_spare)
@@ -74,14 +84,19 @@ def check_fitting(count: int, room: Room, block_bytes: int, num_spare: int) -> N
                          f"choose more shards or a smaller model")
 
 
-def explain(num_blocks: int, block_size: int, block_bytes: int, num_fitting: int, room: Room) -> str:
-    """Why the cache has this many blocks where `num_fitting` would fit here."""
-    size = (f"the cache has {num_blocks} blocks of {block_size} places ({num_blocks * block_size} tokens, "
-            f"{gib(num_blocks * block_bytes)})")
-    if num_blocks < num_fitting:
-        return (f"{size}: no more were asked for, or fit on another shard; here {num_fitting} blocks would fit "
-                f"({room.why})")
-    return f"{size}: {room.why}"
+def reason(num_blocks: int, num_fitting: int, num_useful: int, room: Room) -> str:
+    """Why the cache has this many blocks where `num_fitting` would fit here, and no more than `num_useful` be used."""
+    if num_blocks == num_fitting:
+        return room.why
+    if num_blocks == num_useful:
+        return "all that as many sequences as may run at once can use"
+    return "no more was asked for, or fits on another shard"
+
+
+def explain(num_blocks: int, block_size: int, block_bytes: int, num_fitting: int, why: str) -> str:
+    fitting = f"; here {num_fitting} blocks would fit" if num_blocks < num_fitting else ""
+    return (f"the cache has {num_blocks} blocks of {block_size} places ({num_blocks * block_size} tokens, "
+            f"{gib(num_blocks * block_bytes)}): {why}{fitting}")
 
 
 def gib(count: int) -> str:

@@ -23,6 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shard.config import ShardConfig
 from shard.pb import shard_pb2_grpc
+from shard.progress import Lines
 from shard.service import ShardService, Worker, on_time
 from shard.simulated import SimulatedWorker
 from shard.steplog import timing
@@ -136,7 +137,7 @@ def make_worker(config: ShardConfig) -> Worker:
     if not config.model:
         return SimulatedWorker(config)
     module, _, name = MODEL_WORKER.partition(":")
-    worker: Worker = getattr(import_module(module), name)(config)
+    worker: Worker = getattr(import_module(module), name)(config, on_progress=Lines(config.ready_fd))
     return worker
 
 
@@ -156,7 +157,7 @@ def fail(descriptor: int, why: str) -> None:
 
 
 def tell(descriptor: int, line: str) -> None:
-    """The only line that the parent gets."""
+    """The last line that the parent gets."""
     if descriptor >= 0:
         os.write(descriptor, f"{line}\n".encode())
         os.close(descriptor)

@@ -6,7 +6,7 @@ models, nor of which rank reads what.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -56,6 +56,10 @@ class Stored:
                              f"supported: {', '.join(DTYPES)}")
         return DTYPES[self.entry.dtype]
 
+    @property
+    def num_bytes(self) -> int:
+        return self.entry.end - self.entry.begin
+
     def read(self, first: int, numbers: Tensor) -> None:
         """The numbers from the first on, as they are stored."""
         place = self.entry.begin + first * numbers.itemsize
@@ -69,9 +73,12 @@ class Weights:
     eight-bit floats) means nothing by itself and is read in no other type than its own.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        """Tensors come as `dtype` unless asked otherwise, on `device`."""
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device,
+                 on_read: Callable[[int, int], None] = lambda _done, _total: None) -> None:
+        """Tensors come as `dtype` unless asked otherwise, on `device`. `on_read` hears how many bytes the tensors have
+        that were asked for, and how many all."""
         self.dtype, self.device = dtype, device
+        self._on_read = on_read
         self._folder = folder
         self._stored: dict[str, Stored] = {}
         self._claimed: set[str] = set()
@@ -83,6 +90,7 @@ class Weights:
                 self._add(files.enter_context(opened(folder / name)))
             listing.check({name: stored.file.path.name for name, stored in self._stored.items()})
             self._open = files.pop_all()
+        self._num_read, self._num_bytes = 0, sum(stored.num_bytes for stored in self._stored.values())
         if beside := listing.beside():
             log.info("%s also holds %s, which is not read", folder, some(beside))
 
@@ -159,8 +167,14 @@ class Weights:
         if shape not in {None, stored.entry.shape}:
             raise ValueError(f"{stored.file.path}: {name} is {list(stored.entry.shape)}, config.json asks for "
                              f"{list(shape or ())}")
-        self._claimed.add(name)
+        self._claim(name, stored)
         return stored
+
+    def _claim(self, name: str, stored: Stored) -> None:
+        if name not in self._claimed:
+            self._claimed.add(name)
+            self._num_read += stored.num_bytes
+            self._on_read(self._num_read, self._num_bytes)
 
     def _fill(self, stored: Stored, first: int, target: Tensor) -> None:
         """With the numbers from the first on."""
@@ -195,3 +209,8 @@ def check_conversion(stored: Stored, wanted: torch.dtype) -> None:
     if wanted != stored.dtype and stored.entry.dtype not in COMPUTED:
         raise ValueError(f"{stored.file.path}: {stored.name} is stored as {stored.entry.dtype}, which is no number to "
                          f"compute with by itself; supported: {', '.join(COMPUTED)}")
+
+
+def weight_bytes(folder: Path) -> int:
+    """Of all tensors, nearly: headers count as well."""
+    return sum((folder / name).stat().st_size for name in list_files(folder).files)

@@ -16,9 +16,10 @@ from shard.batch import Ledger, Refused, Step, asked_blocks
 from shard.cache import NUM_SPARE, Cache
 from shard.config import ShardConfig
 from shard.loading import Loaded, load
-from shard.memory import check_fitting, explain, num_fitting
+from shard.memory import check_fitting, explain, num_fitting, reason
 from shard.pb import shard_pb2 as pb
 from shard.precision import name
+from shard.progress import Progress, silent
 from shard.sequence import Limits
 from shard.warmup import PATIENCE, Rehearsal, Sizes
 
@@ -35,10 +36,11 @@ def leave() -> None:
 
 
 class ModelWorker:
-    def __init__(self, config: ShardConfig, exit: Callable[[], object] = leave) -> None:  # noqa: A002 - what it does
+    def __init__(self, config: ShardConfig, exit: Callable[[], object] = leave,  # noqa: A002 - what it does
+                 on_progress: Progress = silent) -> None:
         """Loads the model; raises ValueError when it cannot be served. `exit` ends the process at once."""
         self._exit = exit
-        self._loaded: Loaded = load(config)
+        self._loaded: Loaded = load(config, on_progress)
         self._cache = self._loaded.cache(16, 0)
         self._epoch = 0
         self._warmup: pb.WarmupAnswer | None = None
@@ -60,9 +62,13 @@ class ModelWorker:
         self.ledger.check_warmup(request)
         if self._loaded.device.type == "cuda":
             self._together(partial(self._run_largest, request))
-        num_blocks = self._fitting_blocks(request)
+        try:
+            num_blocks, why = self._fitting_blocks(request)
+        except ValueError as error:  # no step that failed: whoever asks reads the reason and no trace
+            raise Refused(str(error)) from error
         cache = self._loaded.cache(request.block_size, asked_blocks(request, num_blocks))
         answer = self._together(partial(self._measure, request, cache))
+        answer.cache_bytes, answer.why = cache.num_blocks * self._loaded.block_bytes(request.block_size), why
         self.ledger.warmup(request, num_blocks)
         self._cache, self._warmup = cache, answer
         return answer
@@ -72,8 +78,9 @@ class ModelWorker:
         sizes = Sizes.of(request, self._longest(request))
         self._rehearsal(self._loaded.cache(request.block_size, REHEARSED_BLOCKS), sizes).run_largest()
 
-    def _fitting_blocks(self, request: pb.WarmupRequest) -> int:
-        """As many as fit on every rank, and as all sequences together can hold: more would only be lists to keep."""
+    def _fitting_blocks(self, request: pb.WarmupRequest) -> tuple[int, str]:
+        """As many as fit on every rank, and as all sequences together can hold: more would only be lists to keep. And
+        why the cache has as many as it gets."""
         loaded, size = self._loaded, request.block_size
         room, block_bytes = loaded.room(), loaded.block_bytes(size)
         fitting = num_fitting(room, block_bytes, NUM_SPARE)
@@ -83,8 +90,9 @@ class ModelWorker:
             raise ValueError("another shard has no room for a cache")
         useful = request.max_batch_size * -(-self._longest(request) // size)
         num_blocks = asked_blocks(request, min(least, useful))
-        log.info("%s", explain(num_blocks, size, block_bytes, fitting, room))
-        return min(least, useful)
+        why = reason(num_blocks, fitting, useful, room)
+        log.info("%s", explain(num_blocks, size, block_bytes, fitting, why))
+        return min(least, useful), why
 
     def _longest(self, request: pb.WarmupRequest) -> int:
         """The most tokens of one sequence."""

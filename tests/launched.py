@@ -24,7 +24,7 @@ class Weft:
             [WEFT, "serve", "--port", "0", *arguments], cwd=folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self.process.stdout
-        self.banner = [self.process.stdout.readline() for _ in range(3)]
+        self.banner = [self.process.stdout.readline() for _ in range(6)]
         assert self.banner[0], self.end()
         self.port = int(self.banner[0].rsplit(":", 1)[-1])
 

@@ -14,9 +14,9 @@ OURS = ("router", "shard", "launcher", "benchmarks")
 ARROWS = {
     "launcher": {"router.config", "shard.config"},
     "router": {"shard.pb"},
-    # The engine and the recorder are measured from inside.
+    # The engine and the recorder are measured from inside, and so is what simulations foresee.
     "benchmarks": {"shard", *(f"router.{name}" for name in (
-        "messages", "policy", "recorder", "request", "scheduler", "snapshot"))},
+        "figures", "messages", "policy", "recorder", "request", "scheduler", "simulate", "snapshot"))},
     "shard": set(),
 }
 ONLY = {  # packages that few may import

@@ -8,7 +8,8 @@ import pytest
 from benchmarks.processes import NotStarted, Server, child, cpu_seconds, machine_seconds
 
 FAIL = "import json, os, sys; os.write(json.loads(sys.argv[1])['ready_fd'], b'failed no luck\\n')"
-SERVE = ("import json, os, sys; told = json.loads(sys.argv[1]); os.write(told['ready_fd'], b'ready 7\\n'); "
+SERVE = ("import json, os, sys; told = json.loads(sys.argv[1]); os.write(told['ready_fd'], "
+         "b'progress warm-up 0 0\\nready 7 {}\\n'); "
          "os.read(told['parent_fd'], 1)")
 
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from launcher import cli
-from launcher.model import Model
-from launcher.processes import bind
+from launcher.processes import Failed, GaveUp
 
 
 @pytest.fixture
@@ -76,7 +75,7 @@ def test_a_flag_wins_over_its_variable(given: Callable[..., Any], monkeypatch: p
 @pytest.mark.parametrize(("arguments", "line"), [
     (("serve", "--prot", "80"), "weft: Unknown option: --prot. Did you mean --port?"),
     (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve, download, replay, '
-                'simulate, tune.'),
+                'simulate, tune, doctor.'),
     (("serve", "--port", "no"), 'weft: Invalid value for --port: unable to convert "no" into int.'),
     (("serve", "--port", "70000"), 'weft: Invalid value "70000" for --port. Must be <= 65535.'),
     (("serve", "/no/model"), "weft: there is no folder /no/model"),
@@ -101,27 +100,27 @@ def test_a_folder_too_long_for_sockets_is_one_line(
     assert errors.endswith("is too long for sockets; set TMPDIR to a shorter one\n")
 
 
+def test_a_full_disk_is_one_line(weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> Any:
+        raise OSError(28, "No space left on device", "/tmp/weft-1")
+
+    monkeypatch.setattr(cli, "server_folder", full)
+    assert weft("serve", "--port", "0") == (1, "", "weft: [Errno 28] No space left on device: '/tmp/weft-1'\n")
+
+
 def test_a_file_of_keys_that_is_not_there_is_told_before_anything_starts(weft: Callable[..., Any]) -> None:
     code, _, errors = weft("serve", "--port", "0", "--api-keys", "/no/keys.json")
     assert (code, errors) == (1, "weft: cannot read /no/keys.json (--api-keys): No such file or directory\n")
 
 
-def test_the_banner_names_model_address_and_a_command_to_try() -> None:
-    with bind("127.0.0.1", 0) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        served, attempt, _ = cli.banner(listener, 2, Model("org/name", "/folder")).split("\n")
-    assert served == f"weft serves org/name on 2 shards at {url}"
-    assert attempt.startswith(f"try: curl -N {url}/generate_stream ")
+@pytest.mark.parametrize(("failed", "code"), [(Failed("no room"), 1), (GaveUp("no room"), 70)])
+def test_the_exit_code_tells_a_server_that_cannot_start_from_one_that_cannot_go_on(
+        weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, failed: Failed, code: int) -> None:
+    async def serve(*_: Any) -> None:
+        raise failed
 
-
-def test_the_banner_says_when_no_model_is_served() -> None:
-    with bind("127.0.0.1", 0) as listener:
-        assert cli.banner(listener, 1, None).startswith("weft serves a simulated model on 1 shard at http://127.0.0.1:")
-
-
-def test_an_address_of_version_six_is_written_as_urls_have_it() -> None:
-    with bind("::1", 0) as listener:
-        assert "http://[::1]:" in cli.banner(listener, 1, None)
+    monkeypatch.setattr(cli, "serve", serve)
+    assert weft("serve", "--port", "0") == (code, "", "weft: no room\n")
 
 
 @pytest.fixture
@@ -152,6 +151,15 @@ def test_variables_are_for_servers_and_not_for_simulations(
 def test_only_settings_that_the_core_decides_by_can_be_tried(weft: Callable[..., Any]) -> None:
     assert weft("simulate", "a", "--port", "80")[0] == 2
     assert set(cli.TRIED) < {setting.name for setting in cli.GROUPS["Server"]}
+
+
+def test_the_doctor_looks_at_the_server_that_flags_and_variables_describe(
+        weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Any] = []
+    monkeypatch.setattr(cli.doctor, "run", lambda order, _, *, as_json: heard.append((order, as_json)) or 1)
+    monkeypatch.setenv("PORT", "80")
+    assert weft("doctor", "org/name", "--num-shard", "2", "--json") == (1, "", "")
+    assert heard == [(cli.doctor.Order("org/name", num_shard=2, port=80), True)]
 
 
 @pytest.mark.slow

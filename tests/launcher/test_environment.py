@@ -4,7 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from launcher.environment import HubAccess, hub_access, hub_cache, large_pages, machine_file, record_folder
+from launcher.environment import (
+    HubAccess,
+    hub_access,
+    hub_cache,
+    hub_home,
+    large_pages,
+    machine_file,
+    offline_by,
+    record_folder,
+    token_from,
+)
 
 
 @pytest.mark.parametrize(("environment", "folder"), [
@@ -94,3 +104,24 @@ def test_shards_ask_for_large_pages_unless_the_user_decided(told: dict[str, str]
 
 def test_recordings_are_kept_with_what_can_be_made_anew() -> None:
     assert record_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/weft/recordings")
+
+
+@pytest.mark.parametrize(("environment", "variable"), [
+    ({}, ""),
+    ({"HF_HUB_OFFLINE": "0"}, ""),
+    ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE"),
+    ({"TRANSFORMERS_OFFLINE": "true"}, "TRANSFORMERS_OFFLINE"),
+])
+def test_either_variable_forbids_to_ask_the_hub(environment: dict[str, str], variable: str) -> None:
+    assert offline_by(environment) == variable
+
+
+def test_a_token_is_looked_for_where_clients_of_the_hub_keep_it(tmp_path: Path) -> None:
+    home, other = {"HF_HOME": str(tmp_path)}, {"HF_TOKEN_PATH": str(tmp_path / "other")}
+    assert hub_home(home) == tmp_path
+    assert token_from(home) == ""
+    (tmp_path / "token").touch()
+    (tmp_path / "other").touch()
+    assert token_from(home) == str(tmp_path / "token")
+    assert token_from(home | other) == str(tmp_path / "other")
+    assert token_from(home | other | {"HF_TOKEN": "hf_x"}) == "HF_TOKEN"

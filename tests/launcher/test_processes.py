@@ -1,6 +1,7 @@
 """Child processes: started, replaced, stopped. The children here are programs of one line."""
 
 import asyncio
+import io
 import os
 import signal
 import socket
@@ -8,11 +9,13 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.plan import Child, Plan
-from launcher.processes import PAUSES, WINDOW, Deaths, Failed, Process, Server, bind, end_all
+from launcher.processes import Failed, GaveUp, Process, Server, bind, end_all
+from launcher.progress import Display
 
 START = "import json, os, signal, sys; told = json.loads(sys.argv[1]); "
 BORN = START + "open(told['births'], 'a').write(told['name'] + '\\n'); "
@@ -58,9 +61,9 @@ def child(name: str, program: str, births: Births | None = None) -> Child:
 
 
 @asynccontextmanager
-async def started(program: str) -> AsyncIterator[Process]:
+async def started(program: str, display: Display | None = None) -> AsyncIterator[Process]:
     parent_fd, held_open = os.pipe()
-    process = await Process.start(child("router", program), parent_fd=parent_fd)
+    process = await Process.start(child("router", program), display or Display(io.StringIO()), parent_fd=parent_fd)
     yield process
     await end_all([process], 0)
     os.close(parent_fd)
@@ -73,8 +76,14 @@ class Served:
     def __init__(self, births: Births, shard: str, router: str, pauses: tuple[float, ...], parent_fd: int) -> None:
         self.ready = asyncio.Event()
         plan = Plan((child("s0", shard, births), child("s1", shard, births)), child("router", router, births), "")
-        self.server = Server(plan, bind("127.0.0.1", 0), parent_fd, self.ready.set, pauses)
+        self.told: list[dict[str, Any]] = []
+        self.display = Display(io.StringIO())
+        self.server = Server(plan, bind("127.0.0.1", 0), parent_fd, self._serve, display=self.display, pauses=pauses)
         self.keep = asyncio.create_task(self.server.keep())
+
+    def _serve(self, told: dict[str, Any]) -> None:
+        self.told.append(told)
+        self.ready.set()
 
     async def stop(self) -> None:
         self.keep.cancel()
@@ -121,6 +130,39 @@ def test_how_a_child_ended_that_never_was_ready(program: str, how: str) -> None:
             assert not await process.ready
             assert process.how() == how
     asyncio.run(story())
+
+
+def test_what_a_child_tells_of_its_start_is_shown_and_what_it_serves_is_kept() -> None:
+    lines = r"""progress load 1 2\nprogress check 0 0\nready 80 {"dtype": "x"}\n"""
+    program = START + f"os.write(told['ready_fd'], b'{lines}'); "
+    heard: list[tuple[str, str, int, int]] = []
+
+    class Listening(Display):
+        def hear(self, *news: Any) -> None:
+            heard.append(news)
+
+    async def story() -> None:
+        async with started(program + WAIT, Listening(io.StringIO())) as process:
+            assert await process.ready
+            assert process.told == {"dtype": "x"}
+            assert heard == [("router", "load", 1, 2), ("router", "check", 0, 0)]
+    asyncio.run(story())
+
+
+def test_what_children_log_comes_through_whole(capfd: pytest.CaptureFixture[str]) -> None:
+    program = START + "[print(sys.argv[1] * 5, number, file=file, flush=True) for number in range(300) " \
+        "for file in (sys.stdout, sys.stderr)]; " + READY + WAIT
+
+    async def story() -> None:
+        async with started(program) as one, started(program) as other:
+            assert await one.ready
+            assert await other.ready
+    asyncio.run(story())
+    out, errors = capfd.readouterr()
+    assert out == ""
+    numbers = [int(line.rsplit("} ", 1)[1]) for line in errors.splitlines()]
+    assert sorted(numbers) == sorted([*range(300)] * 4)
+    assert {line.count('"name"') for line in errors.splitlines()} == {5}
 
 
 def test_a_child_that_does_not_end_when_asked_is_made_to() -> None:
@@ -199,9 +241,43 @@ def test_shards_that_the_router_finds_broken_are_replaced(
     assert "weft: the shards do not work: no answer\n" in capfd.readouterr().err
 
 
+def test_the_first_router_that_dies_is_replaced_at_once(serving: Callable[..., None], births: Births) -> None:
+    async def story(served: Served) -> None:
+        await births.next(3)
+        await served.ready.wait()
+        served.server._router[0].send(signal.SIGKILL)
+        assert await births.next(1) == {"router"}
+    serving(story, pauses=(3600.0,))
+
+
+def test_who_waits_is_told_once_what_is_served(serving: Callable[..., None], births: Births) -> None:
+    async def story(served: Served) -> None:
+        await births.next(3)
+        await served.ready.wait()
+        served.server._router[0].send(signal.SIGKILL)
+        await births.next(1)
+        assert served.told == [{"tokens": 5}]
+    serving(story, router=BORN + """os.write(told['ready_fd'], b'ready 80 {"tokens": 5}\\n'); """ + WAIT)
+
+
+def test_what_is_shown_ends_when_shards_were_replaced(
+        serving: Callable[..., None], births: Births, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(served: Served) -> None:
+        await births.next(3)
+        await served.ready.wait()
+        ends: asyncio.Queue[object] = asyncio.Queue()
+        end = served.display.end
+        monkeypatch.setattr(served.display, "end", lambda: ends.put_nowait(end()))
+        served.server._shards[0].send(signal.SIGKILL)
+        await ends.get()  # one is dead
+        await ends.get()  # the new ones are ready
+        assert served.display._timer is None
+    serving(story, shard=BORN + "os.write(told['ready_fd'], b'progress load 1 2\\n'); " + READY + WAIT)
+
+
 def test_who_dies_too_often_is_not_replaced_any_more(serving: Callable[..., None]) -> None:
     async def story(served: Served) -> None:
-        with pytest.raises(Failed, match=r"router ended with exit code 0; .* giving up"):
+        with pytest.raises(GaveUp, match=r"router ended with exit code 0; that was death number 5 .* giving up"):
             await served.keep
     serving(story, router=BORN + READY)
 
@@ -253,18 +329,7 @@ def test_killing_cuts_a_stop_short(serving: Callable[..., None]) -> None:
     serving(story, router=STUBBORN)
 
 
-# -- policy and socket
-
-
-def test_the_first_replacement_comes_at_once_and_later_ones_after_pauses() -> None:
-    deaths = Deaths(PAUSES)
-    assert [deaths.pause(now) for now in range(5)] == list(PAUSES)
-    assert deaths.pause(5.0) is None
-
-
-def test_deaths_of_long_ago_do_not_count() -> None:
-    deaths = Deaths((0.0, 1.0))
-    assert [deaths.pause(now) for now in (0.0, 1.0, WINDOW + 0.5)] == [0.0, 1.0, 1.0]
+# -- socket
 
 
 def test_a_bound_socket_refuses_clients_until_somebody_listens() -> None:

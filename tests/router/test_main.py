@@ -7,8 +7,9 @@ import signal
 
 import pytest
 
-from router.__main__ import Order, asked_to_stop, came_first, end_with_parent, tell
+from router.__main__ import Order, asked_to_stop, came_first, end_with_parent, served, tell
 from router.config import RouterConfig
+from router.messages import ModelFacts
 
 
 def test_an_order_needs_no_descriptors() -> None:
@@ -28,6 +29,12 @@ def test_what_is_told_is_one_line() -> None:
     os.close(write)
     with open(read) as lines:
         assert lines.read() == "failed for many reasons\n"
+
+
+def test_with_the_port_it_tells_what_is_served() -> None:
+    facts = ModelFacts("m", "cuda", "bfloat16", 512, 4096, 16, 100, cache_bytes=2**20, why="that is what fits")
+    assert served(facts) == {"device": "cuda", "dtype": "bfloat16", "tokens": 1600, "bytes": 2**20,
+                             "why": "that is what fits"}
 
 
 def test_without_a_pipe_nothing_is_told() -> None:

@@ -4,7 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.memory import Available, Room, check_fitting, explain, gpu_room, host_room, num_fitting, read_host
+from shard.memory import (
+    Available,
+    Room,
+    check_fitting,
+    check_weights,
+    explain,
+    gpu_room,
+    host_room,
+    num_fitting,
+    read_host,
+    reason,
+)
 
 GIB = 2**30
 HOST = Available(20 * GIB, "that the system has available")
@@ -127,9 +138,23 @@ def test_no_room_for_a_block_is_an_error_that_says_what_to_do() -> None:
         check_fitting(num_fitting(Room(2999, "why"), 1000, 2), Room(2999, "why"), 1000, 2)
 
 
+def test_weights_that_do_not_fit_are_refused_before_they_are_read() -> None:
+    check_weights(20 * GIB, HOST, 1)
+    with pytest.raises(ValueError, match=r"those of 2 shards take 21.00 GiB, and there are 20.00 GiB that the system"):
+        check_weights(21 * GIB, HOST, 2)
+
+
 def test_the_size_of_the_cache_is_explained() -> None:
-    assert explain(4096, 16, 2**18, 4096, Room(GIB, "because of this")) == (
+    assert explain(4096, 16, 2**18, 4096, "because of this") == (
         "the cache has 4096 blocks of 16 places (65536 tokens, 1.00 GiB): because of this")
-    assert explain(2048, 16, 2**18, 4096, Room(GIB, "because of this")) == (
-        "the cache has 2048 blocks of 16 places (32768 tokens, 0.50 GiB): no more were asked for, or fit on another "
-        "shard; here 4096 blocks would fit (because of this)")
+    assert explain(2048, 16, 2**18, 4096, "because of that") == (
+        "the cache has 2048 blocks of 16 places (32768 tokens, 0.50 GiB): because of that; here 4096 blocks would fit")
+
+
+@pytest.mark.parametrize(("num_blocks", "why"), [
+    (4096, "because of the memory"),
+    (3000, "all that as many sequences as may run at once can use"),
+    (2000, "no more was asked for, or fits on another shard"),
+])
+def test_a_cache_is_as_large_as_fits_or_is_of_use_or_was_asked_for(num_blocks: int, why: str) -> None:
+    assert reason(num_blocks, 4096, 3000, Room(GIB, "because of the memory")) == why

@@ -30,8 +30,9 @@ from pathlib import Path
 from shard.simulated import SimulatedWorker
 
 class ModelWorker(SimulatedWorker):
-    def __init__(self, config):
+    def __init__(self, config, on_progress):
         super().__init__(config)
+        on_progress("load", 1, 2)
         self.threads = {threading.get_ident()}
         if wrong := Path(config.model).read_text():
             raise ValueError(wrong)
@@ -100,7 +101,7 @@ def test_a_shard_says_when_it_is_ready_and_ends_when_told_to(tmp_path: Path, ord
 def test_a_shard_is_ready_when_its_model_is_loaded(loading: Loading) -> None:
     assert not loading.socket.exists()
     loading.finish()
-    assert loading.ready.read() == "ready\n"
+    assert loading.ready.read() == "progress load 1 2\nready\n"
     with grpc.insecure_channel(f"unix:{loading.socket}") as channel:
         ShardStub(channel).Warmup(WARMUP)
         assert ShardStub(channel).Info(pb.InfoRequest()).model == "1 thread"
@@ -113,7 +114,7 @@ def test_a_shard_is_ready_when_its_model_is_loaded(loading: Loading) -> None:
 def test_a_shard_that_loads_ends_at_once_when_told_to(loading: Loading, order: signal.Signals) -> None:
     loading.child.send_signal(order)
     assert loading.child.wait() == -order
-    assert loading.ready.read() == ""
+    assert loading.ready.readlines()[1:] == []
 
 
 @pytest.mark.slow
@@ -125,7 +126,7 @@ def test_a_shard_that_loads_leaves_when_its_parent_is_gone(loading: Loading) -> 
 @pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_one_line_for_the_parent(loading: Loading) -> None:
     loading.finish("there is\nno such model")
-    assert loading.ready.read() == "failed there is no such model\n"
+    assert loading.ready.readlines()[-1] == "failed there is no such model\n"
     assert loading.child.wait() == 1
     assert loading.child.stderr.read() == ""
 

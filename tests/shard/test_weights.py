@@ -94,6 +94,17 @@ def test_all_of_a_checkpoint_is_read_as_it_was_written(tmp_path_factory: pytest.
         assert weights.unclaimed() == []
 
 
+def test_who_waits_hears_how_much_was_read_each_tensor_once(folder: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    with Weights(folder, torch.float32, torch.device("cpu"), lambda *told: heard.append(told)) as weights:
+        weights.whole("flat", (5,))
+        weights.dtype_of("tall")
+        weights.whole("tall", (6, 4))
+    sizes = {name: tensor.nbytes for name, tensor in TENSORS.items()}
+    assert [done for done, _ in heard] == [sizes["flat"], sizes["flat"] + sizes["tall"]]
+    assert {total for _, total in heard} == {sum(sizes.values())}
+
+
 def test_what_is_of_no_use_counts_as_claimed(folder: Path) -> None:
     with opened(folder) as weights:
         weights.ignore("tall")

@@ -1,0 +1,38 @@
+"""What a user reads when the server is ready: what is served, how, where, and how to ask. Knows nothing of how it came
+about.
+"""
+
+import socket
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Any
+
+BODY = """'{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}}'"""
+WITH_KEY = """ -H "Authorization: Bearer $WEFT_API_KEY\""""
+
+
+def banner(listener: socket.socket, num_shard: int, name: str, served: Mapping[str, Any], *, keyed: bool) -> str:
+    """`served` is what the router told when it was ready; `keyed`: whether clients need a key."""
+    url, shards = url_of(listener), f"{num_shard} {'shard' if num_shard == 1 else 'shards'}"
+    ask = f"curl -N {url}/generate_stream -H 'content-type: application/json'{WITH_KEY if keyed else ''} -d {BODY}"
+    rows = {"runs": f"{served['dtype']} on {served['device']}", "cache": cache(served),
+            "clients": clients(listener, keyed=keyed), "try": ask, "stop": "Ctrl-C, twice to stop at once"}
+    return "\n".join([f"weft serves {name or 'a simulated model'} on {shards} at {url}",
+                      *(f"  {title:8} {text}" for title, text in rows.items())])
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def cache(served: Mapping[str, Any]) -> str:
+    size = f", {served['bytes'] / 2**30:.2f} GiB" if served["bytes"] else ""
+    return f"{served['tokens']:,} tokens{size}: {served['why']}"
+
+
+def clients(listener: socket.socket, *, keyed: bool) -> str:
+    if ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback:
+        return "on this machine only; --hostname 0.0.0.0 --api-key KEY lets others in"
+    return "whoever reaches this machine and has a key" if keyed else (
+        "whoever reaches this machine, without a key; --api-key KEY asks for one")

@@ -1,0 +1,57 @@
+"""From settings to a model that runs: what is told on the way, and what is refused before much is done."""
+
+import pytest
+import torch
+from checkpoints import tiny_checkpoint
+
+from shard import loading
+from shard.config import ShardConfig
+from shard.distributed import Alone
+from shard.memory import Available
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config(tmp_path_factory: pytest.TempPathFactory) -> ShardConfig:
+    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
+    return ShardConfig(model=str(folder), device="cpu", threads=1)
+
+
+def test_who_waits_hears_of_all_bytes_and_then_of_the_check(config: ShardConfig) -> None:
+    heard: list[tuple[str, int, int]] = []
+    loading.load(config, lambda *told: heard.append(told))
+    *read, last = heard
+    assert {phase for phase, _, _ in read} == {"load"}
+    assert read[-1][1] == read[-1][2]
+    assert last == ("check", 0, 0)
+
+
+def test_weights_that_do_not_fit_are_refused_before_any_is_read(
+        config: ShardConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "read_host", lambda: Available(1000, "that the system has available"))
+    heard: list[tuple[str, int, int]] = []
+    with pytest.raises(ValueError, match="there is no room for the weights"):
+        loading.load(config, lambda *told: heard.append(told))
+    assert heard == []
+
+
+def test_the_rank_that_has_least_decides_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Poorer(Alone):
+        def minimum(self, number: int) -> int:
+            return number // 2
+
+    monkeypatch.setattr(loading, "read_host", lambda: Available(1000, "that the system has available"))
+    loading.check_room(1000, CPU, Alone(), 0)
+    with pytest.raises(ValueError, match="there is no room for the weights"):
+        loading.check_room(1000, CPU, Poorer(), 0)
+
+
+def test_on_gpus_a_rank_needs_its_part_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two(Alone):
+        rank, size = 0, 2
+
+    monkeypatch.setattr(loading, "read_gpu", lambda _: (1000, 2000))
+    loading.check_room(2000, torch.device("cuda", 0), Two(), 2)
+    with pytest.raises(ValueError, match=r"of 2 shards .* that the GPU has left"):
+        loading.check_room(2000, torch.device("cuda", 0), Two(), 1)
