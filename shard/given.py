@@ -33,6 +33,10 @@ class Given:
         value = self.get(name)
         return default if value is None else bool(value)
 
+    def with_defaults(self, **values: Any) -> "Given":
+        """The same, with values for what is not there."""
+        return Given(values | {name: value for name, value in self._values.items() if value is not None}, self.source)
+
     def within(self, values: dict[str, Any], name: str) -> "Given":
         return Given(values, f"{self.source}: {name}")
 

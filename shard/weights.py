@@ -39,6 +39,7 @@ class Rows(NamedTuple):
     name: str
     shape: Shape
     rows: range
+    turned: bool = False  # whether the file has its columns as rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,9 @@ class Weights:
                  trace: TracebackType | None) -> None:
         self._open.close()
 
+    def holds(self, name: str) -> bool:
+        return name in self._stored
+
     def dtype_of(self, name: str) -> torch.dtype:
         """As it is stored."""
         return self._find(name).dtype
@@ -120,21 +124,23 @@ class Weights:
         its memory is used again, since the system takes longer to find and clear so much than we to fill it."""
         counts = [len(part.rows) for part in parts]
         stacked = self._new((sum(counts), *parts[0].shape[1:]), dtype or self.dtype, brief=brief)
-        for target, (name, shape, rows) in zip(torch.split(stacked, counts), parts, strict=True):
-            num_held = max(0, min(rows.stop, shape[0]) - rows.start)
-            self._fill(self._find(name, shape), rows.start * prod(shape[1:]), target[:num_held])
-            target[num_held:].zero_()
+        for target, (name, shape, rows, turned) in zip(torch.split(stacked, counts), parts, strict=True):
+            held = range(rows.start, max(rows.start, min(rows.stop, shape[0])))
+            if turned:
+                across = torch.empty((shape[1], len(held)), dtype=stacked.dtype, device=self.device)
+                target[:len(held)].copy_(self._columns(self._find(name, shape[::-1]), held, across).mT)
+            else:
+                self._fill(self._find(name, shape), rows.start * prod(shape[1:]), target[:len(held)])
+            target[len(held):].zero_()
         return stacked
 
     def columns(self, name: str, shape: Shape, columns: range, dtype: torch.dtype | None = None, *,
-                brief: bool = False) -> Tensor:
-        stored = self._find(name, shape)
-        read = self._new((shape[0], len(columns)), dtype or self.dtype, brief=brief)
-        if len(columns) == shape[1]:
-            self._fill(stored, 0, read)
-        elif len(columns):
-            self._fill_columns(stored, columns, read)
-        return read
+                brief: bool = False, turned: bool = False) -> Tensor:
+        """Where the file has them as rows, it is `turned`."""
+        if turned:
+            return self.rows(name, shape[::-1], columns, dtype).mT.contiguous()
+        return self._columns(self._find(name, shape), columns,
+                             self._new((shape[0], len(columns)), dtype or self.dtype, brief=brief))
 
     def ignore(self, name: str) -> None:
         """It may be there, and is of no use."""
@@ -189,6 +195,14 @@ class Weights:
             stored.read(first, staged)
             piece.copy_(staged)
             first += len(piece)
+
+    def _columns(self, stored: Stored, columns: range, target: Tensor) -> Tensor:
+        """The target, filled."""
+        if len(columns) == stored.entry.shape[1]:
+            self._fill(stored, 0, target)
+        elif len(columns):
+            self._fill_columns(stored, columns, target)
+        return target
 
     def _fill_columns(self, stored: Stored, columns: range, target: Tensor) -> None:
         """Of a matrix. As many whole rows at once as the stage takes: a call for each row would take longer."""

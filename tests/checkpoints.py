@@ -18,6 +18,12 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PretrainedConfig,
@@ -26,6 +32,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 from transformers.utils.logging import disable_progress_bar
 
@@ -35,10 +43,15 @@ VOCABULARY_SIZE = 512
 TOKENIZER_SIZE = 480  # as with many real models the logits are wider
 BEGIN, END = 0, 1
 FAMILIES = {
+    "falcon": (FalconConfig, FalconForCausalLM, {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "gpt2": (GPT2Config, GPT2LMHeadModel, {}),
+    "gpt_neox": (GPTNeoXConfig, GPTNeoXForCausalLM, {}),
     "llama": (LlamaConfig, LlamaForCausalLM, {}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
+    "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM, {}),
 }
+EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
 SIZES = {
     "vocab_size": VOCABULARY_SIZE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "bos_token_id": BEGIN,
@@ -96,9 +109,9 @@ def distribution(name: str, shape: Iterable[int]) -> tuple[float, float]:
     *_, width = shape
     if name.endswith("bias"):
         return 0.0, 0.5
-    if "norm" in name:
+    if "norm" in name or ".ln_" in name:
         return 1.0, 0.25
-    if "embed_tokens" in name:
+    if any(part in name for part in EMBEDDINGS):
         return 0.0, 0.5
     return 0.0, (4.0 if "lm_head" in name else 1.5) / math.sqrt(width)
 

@@ -39,6 +39,19 @@ class Embedding:
         return self._group.sum(rows.where(mine.unsqueeze(1), 0))
 
 
+class PlacedEmbedding:
+    """For each token its row, and that of its position."""
+
+    def __init__(self, embedding: Embedding, positions: Tensor) -> None:
+        """`positions: [positions, hidden]`"""
+        self._embedding = embedding
+        self._positions = positions
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """`[tokens, hidden]`"""
+        return self._embedding(inputs).add_(self._positions.index_select(0, inputs.positions))
+
+
 class Head:
     def __init__(self, linear: Linear, group: Group, vocabulary_size: int, finish: Finish | None = None) -> None:
         """`linear` gives the logits of this rank's ids; `finish` is what a model does to them at last."""

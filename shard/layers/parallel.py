@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, float32
 
 from shard.distributed import Group
+from shard.layers.activated import ActivatedLinear, PackedActivatedLinear
 from shard.layers.gated import GatedLinear, PackedGatedLinear, exact_silu_times, silu_times
 from shard.layers.linear import Linear, make_linear, packs
 from shard.weights import Rows, Weights
@@ -22,10 +23,11 @@ class Part:
     shape: tuple[int, int]  # [out, in], of all ranks together
     rows: range
     bias: bool
+    turned: bool = False  # whether the file has the weight as [in, out]
 
     @property
     def weight_rows(self) -> Rows:
-        return Rows(f"{self.name}.weight", self.shape, self.rows)
+        return Rows(f"{self.name}.weight", self.shape, self.rows, self.turned)
 
     @property
     def bias_rows(self) -> Rows:
@@ -40,6 +42,12 @@ def column_linear(weights: Weights, parts: Sequence[Part]) -> Linear:
     """One product for several of the checkpoint, side by side."""
     brief = packs(weights.dtype, weights.device)
     return make_linear(weights.stack([part.weight_rows for part in parts], brief=brief), read_bias(weights, parts))
+
+
+def activated_linear(weights: Weights, part: Part, approximate: str) -> ActivatedLinear | PackedActivatedLinear:
+    packed = packs(weights.dtype, weights.device)
+    kind = PackedActivatedLinear if packed else ActivatedLinear
+    return kind(weights.stack([part.weight_rows], brief=packed), read_bias(weights, [part]), approximate)
 
 
 def gated_linear(weights: Weights, gate: Part, up: Part) -> GatedLinear | PackedGatedLinear:
@@ -58,12 +66,17 @@ class RowLinear:
         self._group = group
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._group.sum(self._linear(x))
+        return self._group.sum(self.partial(x))
+
+    def partial(self, x: Tensor) -> Tensor:
+        """What this rank adds to the result, for who sums several at once."""
+        return self._linear(x)
 
 
 def row_linear(weights: Weights, group: Group, name: str, shape: tuple[int, int], columns: range, *,
-               bias: bool) -> RowLinear:
-    """The bias is rank 0's, so that it is added once."""
+               bias: bool, turned: bool = False) -> RowLinear:
+    """The bias is rank 0's, so that it is added once. `turned`: the file has the weight as [in, out]."""
     added = weights.whole(f"{name}.bias", shape[:1]) if bias else None
-    weight = weights.columns(f"{name}.weight", shape, columns, brief=packs(weights.dtype, weights.device))
+    brief = packs(weights.dtype, weights.device)
+    weight = weights.columns(f"{name}.weight", shape, columns, brief=brief, turned=turned)
     return RowLinear(make_linear(weight, added if group.rank == 0 else None), group)

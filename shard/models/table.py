@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from shard.distributed import Group
 from shard.given import Given
-from shard.models import llama, qwen2, qwen3
+from shard.models import falcon, gpt2, gpt_neox, llama, qwen2, qwen3, starcoder2
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source
 from shard.weights import Weights
@@ -17,9 +17,13 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "FalconForCausalLM": Architecture(falcon.describe_falcon, falcon.read_falcon),
+    "GPT2LMHeadModel": Architecture(gpt2.describe_gpt2, gpt2.read_gpt2),
+    "GPTNeoXForCausalLM": Architecture(gpt_neox.describe_gpt_neox, gpt_neox.read_gpt_neox),
     "LlamaForCausalLM": Architecture(llama.describe_llama, llama.read_llama),
     "Qwen2ForCausalLM": Architecture(qwen2.describe_qwen2, qwen2.read_qwen2),
     "Qwen3ForCausalLM": Architecture(qwen3.describe_qwen3, qwen3.read_qwen3),
+    "Starcoder2ForCausalLM": Architecture(starcoder2.describe_starcoder2, starcoder2.read_starcoder2),
 }
 
 

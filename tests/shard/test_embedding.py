@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from shard.layers.embedding import Embedding, read_head, tied_head
+from shard.layers.embedding import Embedding, PlacedEmbedding, read_head, tied_head
+from shard.step import Inputs
 from shard.weights import Weights
 from tests.shard.side_by_side import Neighbour, side_by_side
 
@@ -64,3 +65,12 @@ def test_logits_are_float32(folder: Path, dtype: torch.dtype) -> None:
 def test_an_embedding_is_kept_in_the_smaller_type(folder: Path, dtype: torch.dtype, kept: torch.dtype) -> None:
     group = side_by_side(1, lambda group: group)[0]
     assert embedding(folder, group, dtype).weight.dtype == kept
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_token_gets_the_row_of_its_position_too(folder: Path, size: int) -> None:
+    places, positions = torch.randn(20, HIDDEN), torch.tensor([19, 0, 1, 2, 5, 3])
+    nothing = torch.empty(0)
+    inputs = Inputs(TOKENS, positions, slots=nothing, sampled=nothing, plan=None)
+    found = side_by_side(size, lambda group: PlacedEmbedding(embedding(folder, group), places)(inputs))
+    assert all(torch.equal(rows, TABLE[TOKENS].float() + places[positions]) for rows in found)

@@ -2,9 +2,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from shard.layers.norm import RMSNorm
+from shard.layers.norm import LayerNorm, RMSNorm
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -30,3 +32,33 @@ def test_it_is_transformers_norm(dtype: torch.dtype, size: float) -> None:
     rows, oracle = torch.randn(20, 64, dtype=dtype) * size, LlamaRMSNorm(64, 1e-5).to(dtype)
     oracle.weight.data.uniform_(0.5, 1.5)
     torch.testing.assert_close(RMSNorm(oracle.weight.data, 1e-5)(rows), oracle(rows).detach())
+
+
+# -- with a mean
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(num_rows=st.integers(2, 300), place=st.integers(0, 300), width=st.sampled_from([1, 7, 37, 64, 768, 4544]),
+       biased=st.booleans())
+@settings(max_examples=60)
+def test_a_row_with_a_mean_has_the_same_bits_in_any_company(
+        dtype: torch.dtype, num_rows: int, place: int, width: int, biased: bool) -> None:
+    torch.manual_seed(num_rows)
+    weight, bias = torch.randn(2, width, dtype=dtype)
+    norm = LayerNorm(weight, 1e-5, bias if biased else None)
+    row, place = 3 + torch.randn(1, width, dtype=dtype), place % num_rows
+    rows = torch.randn(num_rows, width, dtype=dtype)
+    rows[place] = row
+    assert torch.equal(norm(rows)[place], norm(row)[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [None, torch.randn(64)])
+def test_the_mean_goes_before_the_scale(dtype: torch.dtype, bias: Tensor | None) -> None:
+    rows, weight = 5 + torch.randn(20, 64, dtype=dtype), torch.rand(64, dtype=dtype)
+    bias = None if bias is None else bias.to(dtype)
+    expected = functional.layer_norm(rows, (64,), weight, bias, 1e-5)
+    torch.testing.assert_close(LayerNorm(weight, 1e-5, bias)(rows), expected)
+    centred = LayerNorm(torch.ones(64), 1e-5)(rows.float())
+    assert float(centred.mean(-1).abs().max()) < 1e-5

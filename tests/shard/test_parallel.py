@@ -7,9 +7,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from shard.layers import parallel
+from shard.layers.activated import ActivatedLinear, PackedActivatedLinear
 from shard.layers.gated import GatedLinear, PackedGatedLinear
 from shard.layers.linear import Linear
-from shard.layers.parallel import Part, column_linear, gated_linear, row_linear
+from shard.layers.parallel import Part, activated_linear, column_linear, gated_linear, row_linear
 from shard.weights import Weights
 from tests.shard.side_by_side import Neighbour, side_by_side
 
@@ -25,7 +26,9 @@ ROWS = torch.randn(5, INPUTS, generator=torch.Generator().manual_seed(1))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parallel")
-    save_file(TENSORS, folder / "model.safetensors")
+    turned = {f"turned_{name}": (tensor.mT if tensor.ndim > 1 else tensor).clone(memory_format=torch.contiguous_format)
+              for name, tensor in TENSORS.items()}
+    save_file(TENSORS | turned, folder / "model.safetensors")
     return folder
 
 
@@ -59,6 +62,46 @@ def test_ranks_share_a_gated_product_and_sum_the_next(folder: Path, size: int, b
     first, *others = side_by_side(size, run)
     torch.testing.assert_close(first, expected("down", functional.silu(gate) * up, bias=bias), rtol=1e-4, atol=1e-4)
     assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_ranks_share_an_activated_product_however_it_is_stored(
+        folder: Path, size: int, turned: bool, bias: bool) -> None:
+    prefix = "turned_" if turned else ""
+
+    def run(group: Neighbour) -> Tensor:
+        mine = range(OUTPUTS * group.rank // size, OUTPUTS * (group.rank + 1) // size)
+        with Weights(folder, torch.float32, CPU) as weights:
+            up = activated_linear(weights, Part(f"{prefix}up", (OUTPUTS, INPUTS), mine, bias, turned), "tanh")
+            down = row_linear(weights, group, f"{prefix}down", (INPUTS, OUTPUTS), mine, bias=bias, turned=turned)
+            return down(up(ROWS))
+
+    activated = functional.gelu(expected("up", ROWS, bias=bias), approximate="tanh")
+    for found in side_by_side(size, run):
+        torch.testing.assert_close(found, expected("down", activated, bias=bias), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_several_results_may_be_summed_at_once(folder: Path, size: int) -> None:
+    def run(group: Neighbour) -> Tensor:
+        mine = range(OUTPUTS * group.rank // size, OUTPUTS * (group.rank + 1) // size)
+        with Weights(folder, torch.float32, CPU) as weights:
+            down = row_linear(weights, group, "down", (INPUTS, OUTPUTS), mine, bias=True)
+            part = ROWS[:, mine.start:mine.stop]
+            return group.sum(down.partial(part) + down.partial(part))
+
+    for found in side_by_side(size, run):
+        torch.testing.assert_close(found, 2 * expected("down", ROWS[:, :OUTPUTS]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("packs", "kind"), [(True, PackedActivatedLinear), (False, ActivatedLinear)])
+def test_the_kind_of_activated_product_follows_from_the_processor(
+        folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool, kind: type[Linear]) -> None:
+    monkeypatch.setattr(parallel, "packs", lambda *_: packs)
+    with Weights(folder, torch.float32, CPU) as weights:
+        assert isinstance(activated_linear(weights, part("up"), "none"), kind)
 
 
 @pytest.mark.parametrize(("packs", "dtype", "kind"), [

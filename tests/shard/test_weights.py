@@ -20,7 +20,8 @@ CPU = torch.device("cpu")
 TALL = torch.arange(24.0).view(6, 4)
 NUM_MUTATIONS = 125  # of each kind, 2,000 together
 HARMLESS = {"flip", "add"}  # kinds that may come to nothing
-TENSORS = {"tall": TALL, "other": -TALL[:3], "flat": torch.arange(5).bfloat16(), "half": torch.ones(2).half()}
+TENSORS = {"tall": TALL, "other": -TALL[:3], "flat": torch.arange(5).bfloat16(), "half": torch.ones(2).half(),
+           "mask": torch.ones(1, 4, 4, dtype=torch.bool)}
 
 
 def opened(folder: Path, dtype: torch.dtype = torch.float32) -> Weights:
@@ -67,6 +68,23 @@ def test_columns_are_cut(folder: Path, first: int, count: int) -> None:
     assert read.is_contiguous()
 
 
+def test_what_is_stored_the_other_way_round_is_turned(folder: Path) -> None:
+    with opened(folder) as weights:
+        rows = weights.stack([Rows("tall", (4, 6), mine, turned=True) for mine in (range(1, 3), range(1))])
+        columns = weights.columns("tall", (4, 6), range(2, 5), turned=True)
+    assert torch.equal(rows, TALL.T[[1, 2, 0]])
+    assert torch.equal(columns, TALL.T[:, 2:5])
+    assert rows.is_contiguous()
+    assert columns.is_contiguous()
+
+
+def test_weights_know_what_they_hold(folder: Path) -> None:
+    with opened(folder) as weights:
+        assert weights.holds("tall")
+        assert not weights.holds("short")
+        assert "tall" in weights.unclaimed()
+
+
 def test_rows_of_several_tensors_are_stacked(folder: Path) -> None:
     with opened(folder) as weights:
         read = weights.stack([Rows("tall", (6, 4), range(1, 3)), Rows("other", (3, 4), range(2, 4))])
@@ -110,7 +128,7 @@ def test_what_is_of_no_use_counts_as_claimed(folder: Path) -> None:
         weights.ignore("tall")
         weights.ignore("not there")
         weights.whole("flat", (5,))
-        assert weights.unclaimed() == ["half", "other"]
+        assert weights.unclaimed() == ["half", "mask", "other"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

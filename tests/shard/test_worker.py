@@ -20,12 +20,19 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama", "rope_parameters": LLAMA3},
     "qwen2": {"family": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"family": "qwen3"},
+    "gpt_neox": {"family": "gpt_neox"},
+    "gpt2": {"family": "gpt2"},
+    "starcoder2": {"family": "starcoder2", "sliding_window": 48},
+    "falcon": {"family": "falcon", "num_kv_heads": 4},
 }
+# The others go through most of this in `make test-long` only.
+ALWAYS = ("llama", "qwen2", "qwen3")
+PARAMS = [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.long) for name in MODELS]
 CLOSE = 0.125  # two logits nearer than this may come in either order in bfloat16
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # for as many as four ranks
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=PARAMS)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.getbasetemp(), **MODELS[request.param] | HEADS)
 
@@ -101,6 +108,15 @@ def test_after_a_loss(model: Path, loom: Loom) -> None:
 def test_shared_by_ranks(model: Path, ranks: int) -> None:
     with Loom(model, ranks) as shared:
         assert_right(model, shared, [Thread(request, arrival=place) for place, request in enumerate(crowd())])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - ALWAYS))
+def test_every_architecture_shared_by_two_ranks(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    model = tiny_checkpoint(tmp_path_factory.getbasetemp(), **MODELS[name] | HEADS)
+    with Loom(model, 2) as shared:
+        threads = [Thread(ask(length, max_new_tokens=8), arrival=place) for place, length in enumerate((17, 70))]
+        assert_right(model, shared, threads, max_batch_prefill_tokens=48)
 
 
 @pytest.mark.slow
@@ -186,7 +202,7 @@ def test_a_failed_step_of_one_of_several_shards_ends_it(model: Path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PARAMS)
 def test_bfloat16_checkpoints_in_the_best_type_of_this_machine(tmp_path: Path, name: str) -> None:
     assert_nearly_right(tiny_checkpoint(tmp_path, dtype="bfloat16", **MODELS[name] | HEADS))
 

@@ -1,0 +1,38 @@
+"""A product with GELU behind it, such that a row's bits do not depend on the others.
+
+torch's own `gelu` would not do, for the reason that is told in `gated.py`. Packed, the product computes it on its way.
+Knows nothing of ranks.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from shard.layers.linear import make_linear, pack
+
+
+class ActivatedLinear:
+    def __init__(self, weight: Tensor, bias: Tensor | None, approximate: str) -> None:
+        """`approximate` is none or tanh, as in torch."""
+        self._linear = make_linear(weight, bias)
+        self._approximate = approximate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.gelu(self._linear(x), approximate=self._approximate)
+
+
+class PackedActivatedLinear:
+    """The activation is computed in float32, before a result is rounded."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, approximate: str) -> None:
+        """The weight is copied, and may be forgotten."""
+        self._weight = pack(weight)
+        self._bias = bias
+        self._approximate = approximate
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(x) == 1:  # alone, a row may be computed in another way
+            return self(x.repeat(2, 1))[:1]
+        product: Tensor = self._product(x, self._weight, self._bias, "gelu", [], self._approximate)
+        return product

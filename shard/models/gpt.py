@@ -1,0 +1,161 @@
+"""What models in the line of GPT have in common: layer norms with a bias, products with GELU in between, and queries,
+keys and values that may be one tensor of the checkpoint.
+
+Written as for one device: what the ranks share is in the linears. Knows nothing of steps, sequences or blocks.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from shard.attention.backends import Attention
+from shard.cache import Cache
+from shard.distributed import Group
+from shard.given import Given
+from shard.layers.norm import LayerNorm
+from shard.layers.parallel import Part, RowLinear, activated_linear, column_linear, row_linear
+from shard.models.config import ModelConfig
+from shard.models.decoder import Norm, Product, Source
+from shard.models.llama import SelfAttention
+from shard.step import Inputs
+
+Turn = Callable[[Tensor], Tensor]  # [tokens, heads + kv heads, head_dim]
+
+GELUS = {  # and what torch calls their way of computing it
+    "gelu": "none", "gelu_python": "none",
+    "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_python_tanh": "tanh",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptConfig(ModelConfig):
+    approximate: str  # GELU, none or tanh
+    parallel: bool = False  # whether attention and MLP see the same, and not the second what the first made of it
+
+
+class FusedAttention:
+    def __init__(self, source: Source[GptConfig], layer: int, qkv: Sequence[Part], output: RowLinear,
+                 attenuation: float = 1.0) -> None:
+        """`qkv`: of this rank all queries, then all keys, then all values. `attenuation` is for the queries, beside the
+        scale of all layers."""
+        self._layer, self._attenuation = layer, attenuation
+        self._head_dim, self._num_heads = source.config.head_dim, len(source.heads)
+        self._num_turned = self._num_heads + len(source.kv_heads)
+        self._qkv = column_linear(source.weights, qkv)
+        self._output = output
+        self.products: list[Product] = [
+            (self._qkv, source.config.hidden_size), (self._output, self._num_heads * self._head_dim)]
+
+    def __call__(self, x: Tensor, turn: Turn | None, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
+        return self._output(self._mix(x, turn, inputs, cache, attention))
+
+    def partial(self, x: Tensor, turn: Turn | None, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
+        """What this rank adds to the result."""
+        return self._output.partial(self._mix(x, turn, inputs, cache, attention))
+
+    def _mix(self, x: Tensor, turn: Turn | None, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
+        """`[tokens, hidden] -> [tokens, heads * head_dim]`"""
+        heads = self._qkv(x).view(len(x), -1, self._head_dim)  # [tokens, heads + 2 * kv heads, head_dim]
+        turned, values = heads[:, :self._num_turned], heads[:, self._num_turned:]
+        if turn is not None:
+            turned = turn(turned)
+        queries, keys = turned[:, :self._num_heads], turned[:, self._num_heads:]
+        cache.write(self._layer, keys.flatten(1), values.flatten(1), inputs.slots)
+        if self._attenuation != 1.0:
+            queries = queries * self._attenuation
+        return attention.run(queries, cache, self._layer, inputs.plan)
+
+
+class Mlp:
+    def __init__(self, source: Source[GptConfig], widening: str, narrowing: str, *, bias: bool,
+                 turned: bool = False) -> None:
+        """By the names of its products. `turned`: the file has their weights as [in, out]."""
+        wide, narrow, mine = source.config.intermediate_size, source.config.hidden_size, source.intermediate
+        self._widen = activated_linear(
+            source.weights, Part(widening, (wide, narrow), mine, bias, turned), source.config.approximate)
+        self._narrow = row_linear(source.weights, source.group, narrowing, (narrow, wide), mine, bias=bias,
+                                  turned=turned)
+        self.products: list[Product] = [(self._widen, narrow), (self._narrow, len(mine))]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._narrow(self._widen(x))
+
+    def partial(self, x: Tensor) -> Tensor:
+        """What this rank adds to the result."""
+        return self._narrow.partial(self._widen(x))
+
+
+class SequentialLayer:
+    def __init__(self, before_attention: Norm, attention: FusedAttention | SelfAttention, before_mlp: Norm,
+                 mlp: Mlp) -> None:
+        self._before_attention, self._attention = before_attention, attention
+        self._before_mlp, self._mlp = before_mlp, mlp
+        self.products = attention.products + mlp.products
+
+    def __call__(self, x: Tensor, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
+        """`x: [tokens, hidden]`, added to in place"""
+        x += self._attention(self._before_attention(x), turn, inputs, cache, attention)
+        x += self._mlp(self._before_mlp(x))
+        return x
+
+
+class ParallelLayer:
+    """Both halves go to the other ranks as one sum."""
+
+    def __init__(self, group: Group, before_attention: Norm, attention: FusedAttention, before_mlp: Norm | None,
+                 mlp: Mlp) -> None:
+        """Without a norm of its own the MLP sees what attention sees."""
+        self._group = group
+        self._before_attention, self._attention = before_attention, attention
+        self._before_mlp, self._mlp = before_mlp, mlp
+        self.products = attention.products + mlp.products
+
+    def __call__(self, x: Tensor, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
+        """`x: [tokens, hidden]`, added to in place"""
+        seen = self._before_attention(x)
+        both = self._attention.partial(seen, turn, inputs, cache, attention)
+        both += self._mlp.partial(seen if self._before_mlp is None else self._before_mlp(x))
+        x += self._group.sum(both)
+        return x
+
+
+def layer_norm(source: Source[GptConfig], name: str) -> LayerNorm:
+    shape = (source.config.hidden_size,)
+    return LayerNorm(source.weights.whole(f"{name}.weight", shape), source.config.norm_epsilon,
+                     source.weights.whole(f"{name}.bias", shape))
+
+
+def grouped_parts(source: Source[GptConfig], name: str, *, bias: bool) -> list[Part]:
+    """Of a tensor in which every key/value head's queries stand first, then its key, then its value:
+
+        | query 0 .. query group-1 | key 0 | value 0 | query group .. | key 1 | value 1 | ...
+    """
+    config, heads = source.config, source.heads
+    group, num_blocks = config.num_heads // config.num_kv_heads, config.num_heads + 2 * config.num_kv_heads
+
+    def part(kv_head: int, first: int, end: int) -> Part:
+        rows = ((kv_head * (group + 2) + block) * config.head_dim for block in (first, end))
+        return Part(name, (num_blocks * config.head_dim, config.hidden_size), range(*rows), bias)
+
+    queries = [part(kv_head, max(heads.start - kv_head * group, 0), min(heads.stop - kv_head * group, group))
+               for kv_head in source.kv_heads]
+    keys, values = ([part(kv_head, group + block, group + block + 1) for kv_head in source.kv_heads]
+                    for block in (0, 1))
+    return queries + keys + values
+
+
+def read_gelu(given: Given, name: str, usual: str) -> str:
+    """By the activation that config.json calls by this name."""
+    activation = given.get(name) or usual
+    given.refuse_unless(GELUS, name, activation)
+    return GELUS[activation]
+
+
+def share_evenly(given: Given, hidden_size: int, num_heads: int) -> int:
+    """How wide a head is."""
+    if hidden_size % num_heads:
+        raise ValueError(f"{given.source}: the hidden size ({hidden_size}) must be a multiple of the number of "
+                         f"attention heads ({num_heads})")
+    return hidden_size // num_heads
