@@ -104,7 +104,7 @@ def prepared(loaded: Loaded, batch: int, context: int) -> tuple[Cache, Step]:
 def products_of(loaded: Loaded, batch: int) -> Callable[[], None]:
     """One after the other, as in a step, on rows that are the same every time."""
     model = loaded.model
-    products = [product for layer in model.layers for product in layer.products]
+    products = model.products
     rows = max(batch, 2)  # as in a step, where a lone token has company
     inputs: dict[int, Tensor] = {}
     for width in {width for _, width in products} | {model.config.hidden_size}:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shard.given import Given
 from shard.models.config import ModelConfig
-from shard.models.table import ARCHITECTURES
+from shard.models.table import find_architecture
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -26,9 +26,8 @@ def read_config(folder: Path) -> ModelConfig:
 
 def read_model(given: Given) -> ModelConfig:
     architecture = (given.get("architectures") or ["none"])[0]
-    given.refuse_unless(ARCHITECTURES, "architecture", architecture)
     refuse_quantised(given)
-    return ARCHITECTURES[architecture].describe(given)
+    return find_architecture(architecture).describe(given)
 
 
 def refuse_quantised(given: Given) -> None:

@@ -197,6 +197,11 @@ def share(count: int, rank: int, size: int) -> range:
     return range(count // size * rank, count // size * (rank + 1))
 
 
+def uneven_share(count: int, rank: int, size: int) -> range:
+    """A rank's part of so many things that need not go even."""
+    return range(count * rank // size, count * (rank + 1) // size)
+
+
 def padded_share(count: int, rank: int, size: int) -> range:
     """A rank's part when the last ones may be partly, or wholly, beyond what is there. All are of one length."""
     width = -(-count // size)

@@ -13,6 +13,10 @@ class Given:
         self._values = values
         self.source = source
 
+    @property
+    def values(self) -> dict[str, Any]:
+        return dict(self._values)
+
     def get(self, *names: str) -> Any:
         """What the first of these names that is there stands for."""
         return next((self._values[name] for name in names if self._values.get(name) is not None), None)

@@ -22,7 +22,7 @@ from shard.layers.linear import can_pack
 from shard.machine import Forgotten, Kept, fingerprint
 from shard.memory import Available, Room, check_weights, gpu_room, host_room, read_gpu, read_host
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder
+from shard.models.decoder import LanguageModel
 from shard.models.table import load_model
 from shard.precision import Memory, choose_dtype, find_quickest, name, packed_product, settled
 from shard.progress import Progress, silent
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Loaded:
     name: str
-    model: Decoder
+    model: LanguageModel
     attention: Attention
     runner: Runner
     group: Group
@@ -119,7 +119,7 @@ def chosen_dtype(config: ShardConfig, stored: torch.dtype, device: torch.device,
     return precision.dtype
 
 
-def read_weights(weights: Weights, folder: Path, config: ModelConfig, group: Group) -> Decoder:
+def read_weights(weights: Weights, folder: Path, config: ModelConfig, group: Group) -> LanguageModel:
     model = load_model(config, weights, group)
     if unclaimed := weights.unclaimed():
         raise ValueError(f"{folder}: {config.architecture} has no use for {', '.join(unclaimed[:3])}"
@@ -127,7 +127,8 @@ def read_weights(weights: Weights, folder: Path, config: ModelConfig, group: Gro
     return model
 
 
-def make_cache(model: Decoder, block_size: int, num_blocks: int, dtype: torch.dtype, device: torch.device) -> Cache:
+def make_cache(model: LanguageModel, block_size: int, num_blocks: int, dtype: torch.dtype,
+               device: torch.device) -> Cache:
     return Cache(model.num_layers, model.num_kv_heads, model.head_dim, block_size=block_size, num_blocks=num_blocks,
                  dtype=dtype, device=device)
 

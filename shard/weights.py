@@ -109,6 +109,9 @@ class Weights:
         """As it is stored."""
         return self._find(name).dtype
 
+    def shape_of(self, name: str) -> Shape:
+        return self._find(name).entry.shape
+
     def whole(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
         stored = self._find(name, shape)
         read = self._new(shape, dtype or self.dtype, brief=False)

@@ -18,20 +18,36 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
     FalconConfig,
     FalconForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OlmoConfig,
+    OlmoForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
 )
@@ -50,6 +66,20 @@ FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
     "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM, {}),
+    "mixtral": (MixtralConfig, MixtralForCausalLM, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {
+        "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
+        "norm_topk_prob": True}),
+}
+FOREIGN = {  # families that we have no file for
+    "cohere2": (Cohere2Config, Cohere2ForCausalLM, {
+        "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"], "logit_scale": 1.0}),
+    "glm": (GlmConfig, GlmForCausalLM, {"pad_token_id": 0, "head_dim": 32}),
+    "granite": (GraniteConfig, GraniteForCausalLM, {
+        "embedding_multiplier": 3.0, "attention_multiplier": 0.5, "residual_multiplier": 0.7, "logits_scaling": 0.5}),
+    "olmo": (OlmoConfig, OlmoForCausalLM, {"pad_token_id": 0, "clip_qkv": 2.0}),
+    "phi": (PhiConfig, PhiForCausalLM, {"partial_rotary_factor": 0.5}),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"pad_token_id": 0, "no_rope_layers": [1, 0]}),
 }
 EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
 SIZES = {
@@ -92,7 +122,7 @@ def tiny_checkpoint(folder: Path, family: str = "llama", *, dtype: str = "float3
 
 
 def random_model(family: str, dtype: torch.dtype, seed: int, changes: dict[str, Any]) -> PreTrainedModel:
-    config_class, model_class, defaults = FAMILIES[family]
+    config_class, model_class, defaults = (FAMILIES | FOREIGN)[family]
     config: PretrainedConfig = config_class(**SIZES | defaults | changes)
     model = model_class(config).eval()
     generator = torch.Generator().manual_seed(seed)

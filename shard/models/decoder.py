@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shard.attention.backends import Attention
 from shard.cache import Cache
-from shard.distributed import Group, copied_share, share
+from shard.distributed import Group, copied_share, share, uneven_share
 from shard.layers.embedding import Embedding, Head, read_head, tied_head
 from shard.layers.linear import Linear
 from shard.layers.norm import RMSNorm
@@ -20,6 +20,36 @@ from shard.weights import Weights
 Product = tuple[Linear, int]  # and the width that it takes
 Norm = Callable[[Tensor], Tensor]  # [..., width]
 Config_co = TypeVar("Config_co", bound=ModelConfig, covariant=True)
+
+
+class LanguageModel(Protocol):
+    """One rank's part of a model, whoever computes it: a `Decoder`, or what stands in its place."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Of this rank."""
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def products(self) -> Sequence[Product]:
+        """Of all layers."""
+
+    def hidden(self, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
+        """`[tokens, hidden]`, after the last norm"""
+
+    def logits(self, hidden: Tensor) -> Tensor | None:
+        """`[rows, hidden] -> [rows, vocabulary]` in float32, on rank 0; on the others nothing"""
+
+    def cut(self, num_layers: int) -> "LanguageModel":
+        """The first layers only, with the same weights."""
 
 
 class Layer(Protocol):
@@ -67,8 +97,7 @@ class Source(Generic[Config_co]):
     @property
     def intermediate(self) -> range:
         """Not the same number on every rank where it does not go even."""
-        size, rank, ranks = self.config.intermediate_size, self.group.rank, self.group.size
-        return range(size * rank // ranks, size * (rank + 1) // ranks)
+        return uneven_share(self.config.intermediate_size, self.group.rank, self.group.size)
 
     def rotary_table(self) -> RotaryTable:
         config = self.config
@@ -96,6 +125,10 @@ class Decoder:
     @property
     def head_dim(self) -> int:
         return self.config.head_dim
+
+    @property
+    def products(self) -> list[Product]:
+        return [product for layer in self.layers for product in layer.products]
 
     def hidden(self, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
         """`[tokens, hidden]`, after the last norm"""

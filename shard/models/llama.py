@@ -4,6 +4,7 @@ Written as for one device: what the ranks share is in the linears. Knows nothing
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -72,8 +73,16 @@ class Mlp:
         return self._down(self._gated(x))
 
 
+class FeedForward(Protocol):
+    """What stands behind attention: one product for all tokens, or some by token."""
+
+    products: list[Product]
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
 class LlamaLayer:
-    def __init__(self, source: Source[ModelConfig], layer: int, attention: SelfAttention, mlp: Mlp) -> None:
+    def __init__(self, source: Source[ModelConfig], layer: int, attention: SelfAttention, mlp: FeedForward) -> None:
         self._before_attention = source.norm(f"model.layers.{layer}.input_layernorm")
         self._attention = attention
         self._before_mlp = source.norm(f"model.layers.{layer}.post_attention_layernorm")

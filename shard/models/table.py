@@ -5,15 +5,27 @@ from typing import Any, NamedTuple
 
 from shard.distributed import Group
 from shard.given import Given
-from shard.models import falcon, gpt2, gpt_neox, llama, qwen2, qwen3, starcoder2
+from shard.models import (
+    falcon,
+    gpt2,
+    gpt_neox,
+    llama,
+    mixtral,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    starcoder2,
+    transformers_fallback,
+)
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, Source
+from shard.models.decoder import LanguageModel, Source
+from shard.models.foreign_look import Unsuitable
 from shard.weights import Weights
 
 
 class Architecture(NamedTuple):
     describe: Callable[[Given], ModelConfig]
-    read: Callable[[Source[Any]], Decoder]
+    read: Callable[[Source[Any]], LanguageModel]
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -21,12 +33,31 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GPT2LMHeadModel": Architecture(gpt2.describe_gpt2, gpt2.read_gpt2),
     "GPTNeoXForCausalLM": Architecture(gpt_neox.describe_gpt_neox, gpt_neox.read_gpt_neox),
     "LlamaForCausalLM": Architecture(llama.describe_llama, llama.read_llama),
+    "MixtralForCausalLM": Architecture(mixtral.describe_mixtral, mixtral.read_mixtral),
     "Qwen2ForCausalLM": Architecture(qwen2.describe_qwen2, qwen2.read_qwen2),
     "Qwen3ForCausalLM": Architecture(qwen3.describe_qwen3, qwen3.read_qwen3),
     "Starcoder2ForCausalLM": Architecture(starcoder2.describe_starcoder2, starcoder2.read_starcoder2),
+    "Qwen3MoeForCausalLM": Architecture(qwen3_moe.describe_qwen3_moe, qwen3_moe.read_qwen3_moe),
 }
 
 
-def load_model(config: ModelConfig, weights: Weights, group: Group) -> Decoder:
+def describe_other(given: Given) -> ModelConfig:
+    try:
+        return transformers_fallback.describe_foreign(given)
+    except Unsuitable as unsuitable:
+        name = (given.get("architectures") or ["none"])[0]
+        raise ValueError(f"{given.source}: architecture {name} is not supported: {unsuitable}; supported: "
+                         f"{', '.join(ARCHITECTURES)}, and decoders of text with plain attention that transformers "
+                         f"knows") from unsuitable
+
+
+OTHERS = Architecture(describe_other, transformers_fallback.read_foreign)
+
+
+def find_architecture(name: str) -> Architecture:
+    return ARCHITECTURES.get(name, OTHERS)
+
+
+def load_model(config: ModelConfig, weights: Weights, group: Group) -> LanguageModel:
     """This rank's part, in the type and on the device of `weights`."""
-    return ARCHITECTURES[config.architecture].read(Source(config, weights, group))
+    return find_architecture(config.architecture).read(Source(config, weights, group))

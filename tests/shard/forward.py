@@ -1,5 +1,6 @@
 """A model's forward pass over one prompt, on one rank or several, and what transformers makes of the same."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -65,8 +66,10 @@ def oracle(folder: Path, dtype: torch.dtype) -> Outcome:
     return Outcome(said.hidden_states[-1][0], said.logits[0].float())
 
 
-def agrees(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = "reference") -> None:
+def agrees(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = "reference", *,
+           measure: Callable[[Tensor, Tensor], float] | None = None) -> None:
     """In float32 with transformers; in bfloat16 it is as near to transformers' float32 as transformers is."""
+    measure = measure or distance
     first, *others = outcomes(folder, dtype, num_ranks, backend)
     exact, same = oracle(folder, torch.float32), oracle(folder, dtype)
     assert first.logits is not None
@@ -76,8 +79,13 @@ def agrees(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = 
         if dtype == torch.float32:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
         else:
-            assert distance(ours, truth) < 1.25 * distance(theirs, truth)
+            assert measure(ours, truth) < 1.25 * measure(theirs, truth)
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.float() - theirs.float()).square().mean().sqrt())
+
+
+def usual_distance(ours: Tensor, theirs: Tensor) -> float:
+    """That of the median token. Where a router of experts is all but undecided, rounding sends a token elsewhere."""
+    return float((ours.float() - theirs.float()).square().mean(-1).sqrt().median())

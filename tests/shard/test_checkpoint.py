@@ -66,7 +66,7 @@ def test_positions_reach_as_far_as_the_rotary_embedding(scaling: dict[str, Any],
 
 
 @pytest.mark.parametrize(("changes", "complaint"), [
-    ({"architectures": ["BloomForCausalLM"]}, "architecture BloomForCausalLM .*Llama.*, Qwen2.*, Qwen3ForCausalLM"),
+    ({"architectures": ["HomeMadeModel"]}, "architecture HomeMadeModel .*Llama.*, Qwen2.*, Qwen3ForCausalLM"),
     ({"architectures": None}, "architecture none is not supported"),
     ({"hidden_act": "gelu"}, "hidden_act gelu is not supported; supported: silu"),
     ({"rope_scaling": {"type": "longrope"}}, "rope_type longrope .*default, linear, dynamic, llama3, yarn"),

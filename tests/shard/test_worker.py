@@ -24,6 +24,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt2": {"family": "gpt2"},
     "starcoder2": {"family": "starcoder2", "sliding_window": 48},
     "falcon": {"family": "falcon", "num_kv_heads": 4},
+    "mixtral": {"family": "mixtral"},
+    "qwen3_moe": {"family": "qwen3_moe"},
 }
 # The others go through most of this in `make test-long` only.
 ALWAYS = ("llama", "qwen2", "qwen3")

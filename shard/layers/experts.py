@@ -1,0 +1,74 @@
+"""A mixture of experts: a router chooses a few of many products for every token, and their results are added.
+
+The rows of a step are sorted by expert, so that each expert runs once for all tokens that chose it. A token's bits do
+not depend on who else chose the same expert: products are such that a row's bits are its own, and what the experts say
+is added in the order of the router's choice. Knows nothing of where weights come from, nor of ranks but that each has a
+part of every expert.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shard.distributed import Group
+from shard.layers.linear import Linear
+
+
+class Router:
+    def __init__(self, gate: Linear, num_chosen: int, *, normalised: bool) -> None:
+        """`gate` gives a score for every expert; shares of those that are chosen make 1 if `normalised`."""
+        self.gate = gate
+        self.num_chosen = num_chosen
+        self._normalised = normalised
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Experts and their shares in float32, both `[tokens, chosen]`, the largest first and of equals the lowest."""
+        shares, experts = self.gate(x).float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+        chosen = shares[:, :self.num_chosen]
+        if self._normalised:
+            chosen = chosen / added(chosen.unsqueeze(-1))
+        return experts[:, :self.num_chosen], chosen
+
+
+class Expert:
+    def __init__(self, gated: Linear, down: Linear) -> None:
+        """As wide as this rank's part."""
+        self.gated = gated
+        self.down = down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.gated(x))
+
+
+class Experts:
+    def __init__(self, router: Router, experts: Sequence[Expert], group: Group) -> None:
+        self._router = router
+        self._experts = experts
+        self._group = group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`[tokens, hidden]` in and out"""
+        experts, shares = self._router(x)
+        said = self._ask(x, experts.flatten()).view(*experts.shape, -1)  # [tokens, chosen, hidden]
+        return self._group.sum(added(said, shares).to(x.dtype))
+
+    def _ask(self, x: Tensor, chosen: Tensor) -> Tensor:
+        """`chosen: [tokens * chosen]`, and the result has a row for each."""
+        said = x.new_empty(len(chosen), x.shape[1])
+        counts = chosen.bincount(minlength=len(self._experts)).tolist()
+        places = torch.split(chosen.argsort(stable=True), counts)
+        for expert, mine in zip(self._experts, places, strict=True):
+            if len(mine):
+                said.index_copy_(0, mine, expert(x.index_select(0, mine // self._router.num_chosen)))
+        return said
+
+
+def added(rows: Tensor, shares: Tensor | None = None) -> Tensor:
+    """`[tokens, chosen, width] -> [tokens, width]` in float32, one choice after the other: how torch's own sum goes
+    about it may depend on the number of rows."""
+    total = torch.zeros(len(rows), rows.shape[2], device=rows.device)
+    for place in range(rows.shape[1]):
+        row = rows[:, place].float()
+        total += row if shares is None else row * shares[:, place, None]
+    return total

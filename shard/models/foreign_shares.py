@@ -1,0 +1,69 @@
+"""The ranks' shares of a module that others wrote, by the plan that comes with it: which products are split by their
+outputs, and which by their inputs, so that results are summed.
+
+Knows nothing of where module and plan come from.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from shard.distributed import Group, share
+from shard.models.foreign import bias_of
+
+Total = Callable[[Tensor], Tensor]
+WHOLE = "replicated_with_grad_allreduce"  # every rank has it
+
+
+class Summed(nn.Module):
+    def __init__(self, linear: nn.Linear, total: Total) -> None:
+        super().__init__()
+        self.linear = linear
+        self._total = total
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._total(self.linear(x))
+
+
+def by_outputs(linear: nn.Linear, group: Group, _: Total) -> nn.Module:
+    mine = share(linear.out_features, group.rank, group.size)
+    rows = slice(mine.start, mine.stop)
+    bias = bias_of(linear)
+    return smaller(linear.weight[rows], None if bias is None else bias[rows])
+
+
+def by_inputs(linear: nn.Linear, group: Group, total: Total) -> nn.Module:
+    """The bias is rank 0's, so that it is added once."""
+    mine = share(linear.in_features, group.rank, group.size)
+    return Summed(smaller(linear.weight[:, mine.start:mine.stop], None if group.rank else bias_of(linear)), total)
+
+
+SPLITS = {"colwise": by_outputs, "rowwise": by_inputs}
+
+
+def smaller(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """With copies, so that what is not kept can be forgotten."""
+    outputs, inputs = weight.shape
+    linear = nn.Linear(inputs, outputs, bias=bias is not None, device=torch.device("meta"))
+    linear.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.clone(), requires_grad=False)
+    return linear
+
+
+def share_products(module: nn.Module, plan: Mapping[str, str], group: Group, total: Total) -> None:
+    """`plan` has names of products, with a star for any number. `total` adds up what the ranks have. A ValueError says
+    why the plan will not do."""
+    if unknown := sorted(set(plan.values()) - SPLITS.keys() - {WHOLE}):
+        raise ValueError(f"it would have to be split as {', '.join(unknown)}")
+    splits = [(re.compile(re.escape(name).replace(r"\*", r"\d+")), SPLITS[style])
+              for name, style in plan.items() if style != WHOLE]
+    for name, product in list(module.named_modules()):
+        split = next((split for pattern, split in splits if pattern.fullmatch(name)), None)
+        if split is None:
+            continue
+        if type(product) is not nn.Linear:
+            raise ValueError(f"{name} is a {type(product).__name__}, which cannot be split")
+        module.set_submodule(name, split(product, group, total))
