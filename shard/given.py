@@ -21,6 +21,10 @@ class Given:
         """What the first of these names that is there stands for."""
         return next((self._values[name] for name in names if self._values.get(name) is not None), None)
 
+    def usually(self, **values: Any) -> "Given":
+        """The same with these values where a file says nothing, not even null."""
+        return Given(values | self._values, self.source)
+
     def count(self, name: str, default: int | None = None) -> int:
         value = self.get(name) if self.get(name) is not None else default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

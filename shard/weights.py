@@ -149,6 +149,10 @@ class Weights:
         """It may be there, and is of no use."""
         self._claimed.add(name)
 
+    def ignore_all(self, prefix: str) -> None:
+        """The same for every name that begins so."""
+        self._claimed |= {name for name in self._stored if name.startswith(prefix)}
+
     def unclaimed(self) -> list[str]:
         """What nobody asked for."""
         return sorted(self._stored.keys() - self._claimed)

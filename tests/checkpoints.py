@@ -20,8 +20,16 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import (
     Cohere2Config,
     Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
     FalconConfig,
     FalconForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     GlmConfig,
     GlmForCausalLM,
     GPT2Config,
@@ -32,10 +40,16 @@ from transformers import (
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     OlmoConfig,
     OlmoForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PhiConfig,
     PhiForCausalLM,
     PretrainedConfig,
@@ -70,6 +84,17 @@ FAMILIES = {
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {
         "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48,
         "norm_topk_prob": True}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 24}),
+    "gemma": (GemmaConfig, GemmaForCausalLM, {"head_dim": 32}),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM, {
+        "head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 8.0}),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM, {
+        "head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24,
+        "layer_types": ["sliding_attention", "full_attention"]}),
+    "phi3": (Phi3Config, Phi3ForCausalLM, {"pad_token_id": END, "sliding_window": 24}),
+    "cohere": (CohereConfig, CohereForCausalLM, {"logit_scale": 1.5}),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
 }
 FOREIGN = {  # families that we have no file for
     "cohere2": (Cohere2Config, Cohere2ForCausalLM, {
@@ -82,6 +107,8 @@ FOREIGN = {  # families that we have no file for
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"pad_token_id": 0, "no_rope_layers": [1, 0]}),
 }
 EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
+FROM_ONE = ("gemma", "gemma2", "gemma3")  # whose norms add one to their weights
+TIED = (*FROM_ONE, "cohere")  # unless they are told otherwise
 SIZES = {
     "vocab_size": VOCABULARY_SIZE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "bos_token_id": BEGIN,
@@ -94,6 +121,8 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 512,
+            "long_factor": [1.0 + place / 2 for place in range(16)], "short_factor": [1.0] * 16}  # for heads of 32
 
 LINES = (
     "The weft goes over and under the warp, and the shuttle carries it from side to side.",
@@ -129,7 +158,9 @@ def random_model(family: str, dtype: torch.dtype, seed: int, changes: dict[str, 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             middle, spread = distribution(name, parameter.shape)
-            parameter.normal_(middle, spread, generator=generator)
+            if family in TIED:
+                middle, spread = as_tied(name, middle, spread)
+            parameter.normal_(middle - (family in FROM_ONE and "norm" in name), spread, generator=generator)
         model.get_output_embeddings().weight[END] = 0
     return model.to(dtype)
 
@@ -146,11 +177,21 @@ def distribution(name: str, shape: Iterable[int]) -> tuple[float, float]:
     return 0.0, (4.0 if "lm_head" in name else 1.5) / math.sqrt(width)
 
 
+def as_tied(name: str, middle: float, spread: float) -> tuple[float, float]:
+    """Not every token shall be followed by itself, so embeddings are small beside what layers add, and the last norm
+    makes logits large."""
+    if "embed_tokens" in name:
+        return middle, spread / 8
+    return {"model.norm.weight": 6.0}.get(name, 2.0 if ".post_" in name else middle), spread
+
+
 def rewrite_as_older(path: Path) -> None:
     config = json.loads(path.read_text())
-    rope = config.pop("rope_parameters")
-    config["rope_theta"] = rope.pop("rope_theta")
-    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    if rope := config.pop("rope_parameters", None):
+        if "sliding_attention" in rope:  # told apart by the kind of layer
+            config["rope_local_base_freq"], rope = rope["sliding_attention"]["rope_theta"], rope["full_attention"]
+        config |= {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+        config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype")
     config["transformers_version"] = "4.46.0"
     path.write_text(json.dumps(config, indent=2))

@@ -4,7 +4,9 @@ torch's own `silu` would not do: where it cuts the numbers into threads and vect
 and the ends of a cut are computed in another way. Knows nothing of ranks.
 """
 
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +27,30 @@ def exact_silu_times(gate: Tensor, up: Tensor) -> Tensor:
     return (gate * up).div_(gate.neg().exp_().add_(1))
 
 
+def gelu_tanh_times(gate: Tensor, up: Tensor) -> Tensor:
+    return functional.gelu(gate, approximate="tanh").mul_(up)
+
+
+def exact_gelu_tanh_times(gate: Tensor, up: Tensor) -> Tensor:
+    """As for silu: the approximation by tanh is a sigmoid of 2 * sqrt(2 / pi) * (x + 0.044715 * x^3)."""
+    bent = (gate * gate).mul_(0.044715).add_(1).mul_(gate).mul_(-2 * math.sqrt(2 / math.pi))
+    return (gate * up).div_(bent.exp_().add_(1))
+
+
+class Gating(NamedTuple):
+    """One activation, in each way that it is computed."""
+
+    plain: Activation  # torch's own, where nothing is exact
+    exact: Activation  # for float32
+    on_the_way: tuple[str, str]  # oneDNN's operation behind a packed product, and its algorithm
+
+
+GATINGS = {  # by their names in config.json
+    "silu": Gating(silu_times, exact_silu_times, ("swish", "")),
+    "gelu_pytorch_tanh": Gating(gelu_tanh_times, exact_gelu_tanh_times, ("gelu", "tanh")),
+}
+
+
 class GatedLinear:
     """One product for both, then the activation."""
 
@@ -41,8 +67,10 @@ class GatedLinear:
 class PackedGatedLinear:
     """Two packed products that do the rest on their way, in float32 before a result is rounded."""
 
-    def __init__(self, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None) -> None:
+    def __init__(self, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None,
+                 operation: tuple[str, str] = GATINGS["silu"].on_the_way) -> None:
         """The weights are copied, and may be forgotten."""
+        self._operation, self._algorithm = operation
         self._gate, self._gate_bias = pack(gate), gate_bias
         self._up, self._up_bias = pack(up), up_bias
         self._activated = torch.ops.mkldnn._linear_pointwise.default
@@ -56,6 +84,6 @@ class PackedGatedLinear:
     def __call__(self, x: Tensor) -> Tensor:
         if len(x) == 1:  # alone, a row may be computed in another way
             return self(x.repeat(2, 1))[:1]
-        gate = self._activated(x, self._gate, self._gate_bias, "swish", [], "")
+        gate = self._activated(x, self._gate, self._gate_bias, self._operation, [], self._algorithm)
         product: Tensor = self._times(x, gate, self._up, self._up_bias, "mul")
         return product

@@ -1,4 +1,4 @@
-"""Norms over the last axis. Row by row, and computed in float32."""
+"""Norms over the last axis: by the root mean square, or by mean and variance. Row by row, and computed in float32."""
 
 import torch
 from torch import Tensor
@@ -14,21 +14,32 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x: [..., width]`"""
+        return self._scaled(x).to(x.dtype).mul_(self._weight)
+
+    def _scaled(self, x: Tensor) -> Tensor:
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         scale = torch.addcmul(self._epsilon, length, length, value=self._share).rsqrt_()
-        return (wide * scale).to(x.dtype).mul_(self._weight)
+        return wide * scale
 
 
-class LayerNorm:
-    """Moves the mean to 0 before it scales."""
-
-    def __init__(self, weight: Tensor, epsilon: float, bias: Tensor | None = None) -> None:
-        """`weight, bias: [width]`"""
-        self._weight = weight
-        self._epsilon = epsilon
-        self._bias = bias
+class WideRMSNorm(RMSNorm):
+    """Rounds after the weight, which is in float32, has been multiplied with."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x: [..., width]`"""
-        return functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._epsilon)
+        return self._scaled(x).mul_(self._weight).to(x.dtype)
+
+
+class LayerNorm:
+    def __init__(self, weight: Tensor, epsilon: float, bias: Tensor | None = None) -> None:
+        """`weight, bias: [..., width]`"""
+        self._weight = weight.float()
+        self._bias = None if bias is None else bias.float()
+        self._width = weight.shape[-1:]
+        self._epsilon = epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`x: [..., width]`"""
+        wide = functional.layer_norm(x.float(), self._width, eps=self._epsilon).mul_(self._weight)
+        return (wide if self._bias is None else wide.add_(self._bias)).to(x.dtype)

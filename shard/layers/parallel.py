@@ -10,7 +10,7 @@ from torch import Tensor, float32
 
 from shard.distributed import Group
 from shard.layers.activated import ActivatedLinear, PackedActivatedLinear
-from shard.layers.gated import GatedLinear, PackedGatedLinear, exact_silu_times, silu_times
+from shard.layers.gated import GATINGS, GatedLinear, PackedGatedLinear
 from shard.layers.linear import Linear, make_linear, packs
 from shard.weights import Rows, Weights
 
@@ -50,13 +50,16 @@ def activated_linear(weights: Weights, part: Part, approximate: str) -> Activate
     return kind(weights.stack([part.weight_rows], brief=packed), read_bias(weights, [part]), approximate)
 
 
-def gated_linear(weights: Weights, gate: Part, up: Part) -> GatedLinear | PackedGatedLinear:
+def gated_linear(weights: Weights, gate: Part, up: Part, activation: str = "silu") -> GatedLinear | PackedGatedLinear:
+    """`activation` is a key in GATINGS."""
+    gating = GATINGS[activation]
     if not packs(weights.dtype, weights.device):
-        return GatedLinear(column_linear(weights, [gate, up]), silu_times)
+        return GatedLinear(column_linear(weights, [gate, up]), gating.plain)
     if weights.dtype == float32:  # faster than a product with the activation on its way: tests/shard/test_gated.py
-        return GatedLinear(column_linear(weights, [gate, up]), exact_silu_times)
-    return PackedGatedLinear(*(weights.stack([part.weight_rows]) for part in (gate, up)),
-                             *(read_bias(weights, [part]) for part in (gate, up)))
+        return GatedLinear(column_linear(weights, [gate, up]), gating.exact)
+    gate_weight, up_weight = (weights.stack([part.weight_rows]) for part in (gate, up))
+    gate_bias, up_bias = (read_bias(weights, [part]) for part in (gate, up))
+    return PackedGatedLinear(gate_weight, up_weight, gate_bias, up_bias, gating.on_the_way)
 
 
 class RowLinear:

@@ -47,6 +47,11 @@ def yarn(rotary: Rotary, head_dim: int) -> Tensor:
     return plain / rotary.factor * stretched + plain * (1 - stretched)
 
 
+def longrope(rotary: Rotary, head_dim: int) -> Tensor:
+    """Every pair is stretched by its own factor."""
+    return plain_frequencies(rotary.theta, head_dim) / torch.tensor(rotary.factors)
+
+
 def pair_of(turns: float, rotary: Rotary, head_dim: int) -> float:
     """The pair, between whole numbers, that makes so many turns within the original context."""
     return head_dim * math.log(rotary.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
@@ -58,6 +63,7 @@ FREQUENCIES: dict[str, Callable[[Rotary, int], Tensor]] = {
     "dynamic": unscaled,  # up to the length that the model was trained for, which is as far as it is served
     "llama3": llama3,
     "yarn": yarn,
+    "longrope": longrope,
 }
 
 

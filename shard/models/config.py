@@ -24,6 +24,7 @@ class Rotary:
     amplitude: float = 1.0  # what cosines and sines are multiplied with
     share: float = 1.0  # of a head's values, from the first on, that are turned
     neighbours: bool = False  # whether a value's partner is the one beside it, not half a head away
+    factors: tuple[float, ...] = ()  # by pair, how much its turns are stretched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from shard.layers.embedding import Embedding, Head, read_head, tied_head
 from shard.layers.linear import Linear
 from shard.layers.norm import RMSNorm
 from shard.layers.rotary import RotaryTable
-from shard.models.config import ModelConfig
+from shard.models.config import ModelConfig, Rotary
 from shard.step import Inputs
 from shard.weights import Weights
 
@@ -85,6 +85,7 @@ class Source(Generic[Config_co]):
     config: Config_co
     weights: Weights
     group: Group
+    prefix: str = "model"  # of the names of all tensors but the head's
 
     @property
     def heads(self) -> range:
@@ -100,12 +101,20 @@ class Source(Generic[Config_co]):
         return uneven_share(self.config.intermediate_size, self.group.rank, self.group.size)
 
     def rotary_table(self) -> RotaryTable:
-        config = self.config
-        assert config.rotary is not None
-        return RotaryTable(config.rotary, config.head_dim, config.max_positions, self.weights.device)
+        assert self.config.rotary is not None
+        return self.table_of(self.config.rotary)
 
-    def norm(self, name: str) -> RMSNorm:
-        return RMSNorm(self.weights.whole(f"{name}.weight", (self.config.hidden_size,)), self.config.norm_epsilon)
+    def table_of(self, rotary: Rotary) -> RotaryTable:
+        return RotaryTable(rotary, self.config.head_dim, self.config.max_positions, self.weights.device)
+
+    def norm(self, name: str) -> Norm:
+        return RMSNorm(self.norm_weight(name), self.config.norm_epsilon)
+
+    def norm_weight(self, name: str) -> Tensor:
+        return self.weights.whole(f"{name}.weight", (self.config.hidden_size,))
+
+
+ReadNorm = Callable[[Source[Any], str], Norm]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +168,13 @@ def read_ends(source: Source[Any], embedding: str, head: str) -> tuple[Embedding
     return embeds, tied_head(weights, group, embedding, shape, embeds)
 
 
-def read_decoder(source: Source[Any], read_layer: Callable[[Source[Any], int], Layer]) -> Decoder:
+def read_decoder(source: Source[Any], read_layer: Callable[[Source[Any], int], Layer],
+                 read_norm: ReadNorm = Source.norm, positions: Positions | None = None) -> Decoder:
     """With the names of Llama."""
-    config = source.config
-    embedding, head = read_ends(source, "model.embed_tokens.weight", "lm_head.weight")
-    return Decoder(config, len(source.kv_heads), embedding, source.rotary_table(),
-                   read_layers(source, read_layer), source.norm("model.norm"), head)
+    config, prefix = source.config, source.prefix
+    embedding, head = read_ends(source, f"{prefix}.embed_tokens.weight", "lm_head.weight")
+    return Decoder(config, len(source.kv_heads), embedding, positions or source.rotary_table(),
+                   read_layers(source, read_layer), read_norm(source, f"{prefix}.norm"), head)
 
 
 def read_layers(source: Source[Any], read_layer: Callable[[Source[Any], int], Layer]) -> list[Layer]:

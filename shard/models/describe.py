@@ -17,7 +17,18 @@ def describe(given: Given, kind: type[ModelConfig] = ModelConfig, **differently:
     if config.num_heads % config.num_kv_heads:
         raise ValueError(f"{given.source}: num_attention_heads ({config.num_heads}) must be a multiple of "
                          f"num_key_value_heads ({config.num_kv_heads})")
+    check_factors(given, config)
     return config
+
+
+def check_factors(given: Given, config: ModelConfig) -> None:
+    """Where every pair that is turned has a factor of its own, there are as many of them."""
+    if config.rotary is None or not config.rotary.factors:
+        return
+    num_pairs = int(config.rotary.share * config.head_dim) // 2
+    if len(config.rotary.factors) != num_pairs:
+        raise ValueError(f"{given.source}: rope_parameters: {num_pairs} pairs of a head are turned and need as many "
+                         f"factors, got {len(config.rotary.factors)}")
 
 
 def usual_sizes(given: Given, known: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +40,7 @@ def usual_sizes(given: Given, known: dict[str, Any]) -> dict[str, Any]:
     return {
         "architecture": given.get("architectures")[0], "hidden_size": hidden_size, "num_heads": num_heads,
         "num_layers": known.get("num_layers") or given.count("num_hidden_layers"),
-        "vocabulary_size": given.count("vocab_size"),
+        "vocabulary_size": known.get("vocabulary_size") or given.count("vocab_size"),
         "intermediate_size": known.get("intermediate_size") or given.count("intermediate_size"),
         "num_kv_heads": known.get("num_kv_heads") or given.count("num_key_value_heads", num_heads),
         "head_dim": known.get("head_dim") or given.count("head_dim", hidden_size // num_heads),

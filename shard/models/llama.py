@@ -3,7 +3,7 @@
 Written as for one device: what the ranks share is in the linears. Knows nothing of steps, sequences or blocks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from shard.cache import Cache
 from shard.given import Given
 from shard.layers.parallel import Part, column_linear, gated_linear, row_linear
 from shard.models.config import ModelConfig
-from shard.models.decoder import Decoder, Product, Source, read_decoder
+from shard.models.decoder import Decoder, Product, ReadNorm, Source, read_decoder
 from shard.models.describe import describe, refuse_activation
 from shard.step import Inputs
 
@@ -23,19 +23,13 @@ Turn = Callable[[Tensor], Tensor]  # the same
 
 class SelfAttention:
     def __init__(self, source: Source[ModelConfig], layer: int, *, qkv_bias: bool, output_bias: bool,
-                 head_norm: HeadNorm | None = None) -> None:
-        config, name, hidden = source.config, f"model.layers.{layer}.self_attn", source.config.hidden_size
+                 head_norm: HeadNorm | None = None, parts: Sequence[Part] = ()) -> None:
+        """`parts` are queries, keys and values where the checkpoint does not have them apart."""
+        config, name, hidden = source.config, f"{source.prefix}.layers.{layer}.self_attn", source.config.hidden_size
         self._layer, self._head_norm = layer, head_norm
         self._head_dim, self._num_heads = config.head_dim, len(source.heads)
         self._num_turned = self._num_heads + len(source.kv_heads)
-
-        def part(projection: str, heads: range, num_heads: int) -> Part:
-            return Part(f"{name}.{projection}", (num_heads * config.head_dim, hidden), widened(heads, config.head_dim),
-                        qkv_bias)
-
-        self._qkv = column_linear(source.weights, [
-            part("q_proj", source.heads, config.num_heads), part("k_proj", source.kv_heads, config.num_kv_heads),
-            part("v_proj", source.kv_heads, config.num_kv_heads)])
+        self._qkv = column_linear(source.weights, parts or qkv_parts(source, name, bias=qkv_bias))
         self._output = row_linear(
             source.weights, source.group, f"{name}.o_proj", (hidden, config.num_heads * config.head_dim),
             widened(source.heads, config.head_dim), bias=output_bias)
@@ -59,12 +53,14 @@ class SelfAttention:
 
 
 class Mlp:
-    def __init__(self, source: Source[ModelConfig], layer: int, *, bias: bool) -> None:
-        config, name = source.config, f"model.layers.{layer}.mlp"
+    def __init__(self, source: Source[ModelConfig], layer: int, *, bias: bool, activation: str = "silu",
+                 parts: Sequence[Part] = ()) -> None:
+        """`parts` are the gate and the other where the checkpoint does not have them apart."""
+        config, name = source.config, f"{source.prefix}.layers.{layer}.mlp"
         wide, narrow = config.intermediate_size, config.hidden_size
-        self._gated = gated_linear(source.weights, *(
-            Part(f"{name}.{projection}", (wide, narrow), source.intermediate, bias)
-            for projection in ("gate_proj", "up_proj")))
+        gate, up = parts or (Part(f"{name}.{projection}", (wide, narrow), source.intermediate, bias)
+                             for projection in ("gate_proj", "up_proj"))
+        self._gated = gated_linear(source.weights, gate, up, activation)
         self._down = row_linear(source.weights, source.group, f"{name}.down_proj", (narrow, wide),
                                 source.intermediate, bias=bias)
         self.products: list[Product] = [(self._gated.product, narrow), (self._down, len(source.intermediate))]
@@ -82,10 +78,12 @@ class FeedForward(Protocol):
 
 
 class LlamaLayer:
-    def __init__(self, source: Source[ModelConfig], layer: int, attention: SelfAttention, mlp: FeedForward) -> None:
-        self._before_attention = source.norm(f"model.layers.{layer}.input_layernorm")
+    def __init__(self, source: Source[ModelConfig], layer: int, attention: SelfAttention, mlp: FeedForward,
+                 read_norm: ReadNorm = Source.norm) -> None:
+        name = f"{source.prefix}.layers.{layer}"
+        self._before_attention = read_norm(source, f"{name}.input_layernorm")
         self._attention = attention
-        self._before_mlp = source.norm(f"model.layers.{layer}.post_attention_layernorm")
+        self._before_mlp = read_norm(source, f"{name}.post_attention_layernorm")
         self._mlp = mlp
         self.products = attention.products + mlp.products
 
@@ -94,6 +92,15 @@ class LlamaLayer:
         x += self._attention(self._before_attention(x), turn, inputs, cache, attention)
         x += self._mlp(self._before_mlp(x))
         return x
+
+
+def qkv_parts(source: Source[ModelConfig], name: str, *, bias: bool) -> list[Part]:
+    """This rank's heads, each kind with a weight of its own."""
+    config = source.config
+    heads = ((source.heads, config.num_heads), *2 * [(source.kv_heads, config.num_kv_heads)])
+    return [Part(f"{name}.{projection}", (number * config.head_dim, config.hidden_size),
+                 widened(mine, config.head_dim), bias)
+            for projection, (mine, number) in zip(("q_proj", "k_proj", "v_proj"), heads, strict=True)]
 
 
 def widened(heads: range, head_dim: int) -> range:

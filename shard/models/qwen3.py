@@ -1,6 +1,9 @@
 """Qwen3: Llama with a norm of every query and key head by itself."""
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from shard.given import Given
 from shard.layers.norm import RMSNorm
@@ -19,11 +22,14 @@ def describe_qwen3(given: Given) -> ModelConfig:
 
 
 def read_head_norm(source: Source[ModelConfig], layer: int) -> RMSNorm:
-    """One for queries and keys together, with each head's weights."""
-    shape, name = (source.config.head_dim,), f"model.layers.{layer}.self_attn"
+    return RMSNorm(head_norm_weights(source, layer), source.config.norm_epsilon)
+
+
+def head_norm_weights(source: Source[Any], layer: int) -> Tensor:
+    """Of one norm for queries and keys together: each head's, `[heads + kv heads, head_dim]`"""
+    shape, name = (source.config.head_dim,), f"{source.prefix}.layers.{layer}.self_attn"
     queries, keys = (source.weights.whole(f"{name}.{norm}.weight", shape) for norm in ("q_norm", "k_norm"))
-    heads = [queries] * len(source.heads) + [keys] * len(source.kv_heads)
-    return RMSNorm(torch.stack(heads), source.config.norm_epsilon)  # [heads + kv heads, head_dim]
+    return torch.stack([queries] * len(source.heads) + [keys] * len(source.kv_heads))
 
 
 def read_layer(source: Source[ModelConfig], layer: int) -> LlamaLayer:

@@ -6,11 +6,18 @@ from typing import Any, NamedTuple
 from shard.distributed import Group
 from shard.given import Given
 from shard.models import (
+    cohere,
     falcon,
+    gemma,
+    gemma2,
+    gemma3,
     gpt2,
     gpt_neox,
     llama,
+    mistral,
     mixtral,
+    olmo2,
+    phi3,
     qwen2,
     qwen3,
     qwen3_moe,
@@ -29,11 +36,19 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "CohereForCausalLM": Architecture(cohere.describe_cohere, cohere.read_cohere),
     "FalconForCausalLM": Architecture(falcon.describe_falcon, falcon.read_falcon),
     "GPT2LMHeadModel": Architecture(gpt2.describe_gpt2, gpt2.read_gpt2),
     "GPTNeoXForCausalLM": Architecture(gpt_neox.describe_gpt_neox, gpt_neox.read_gpt_neox),
+    "Gemma2ForCausalLM": Architecture(gemma2.describe_gemma2, gemma2.read_gemma2),
+    "Gemma3ForCausalLM": Architecture(gemma3.describe_gemma3, gemma3.read_gemma3),
+    "Gemma3ForConditionalGeneration": Architecture(gemma3.describe_text_part, gemma3.read_text_part),
+    "GemmaForCausalLM": Architecture(gemma.describe_gemma, gemma.read_gemma),
     "LlamaForCausalLM": Architecture(llama.describe_llama, llama.read_llama),
+    "MistralForCausalLM": Architecture(mistral.describe_mistral, mistral.read_mistral),
     "MixtralForCausalLM": Architecture(mixtral.describe_mixtral, mixtral.read_mixtral),
+    "Olmo2ForCausalLM": Architecture(olmo2.describe_olmo2, olmo2.read_olmo2),
+    "Phi3ForCausalLM": Architecture(phi3.describe_phi3, phi3.read_phi3),
     "Qwen2ForCausalLM": Architecture(qwen2.describe_qwen2, qwen2.read_qwen2),
     "Qwen3ForCausalLM": Architecture(qwen3.describe_qwen3, qwen3.read_qwen3),
     "Starcoder2ForCausalLM": Architecture(starcoder2.describe_starcoder2, starcoder2.read_starcoder2),

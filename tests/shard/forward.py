@@ -66,6 +66,14 @@ def oracle(folder: Path, dtype: torch.dtype) -> Outcome:
     return Outcome(said.hidden_states[-1][0], said.logits[0].float())
 
 
+def agrees_everywhere(folder: Path) -> None:
+    """In both types, with both backends of attention, shared by one, two and four ranks."""
+    for dtype, num_ranks, backend in ((torch.float32, 1, "reference"), (torch.float32, 2, "cpu"),
+                                      (torch.float32, 4, "reference"), (torch.bfloat16, 1, "cpu"),
+                                      (torch.bfloat16, 2, "reference")):
+        agrees(folder, dtype, num_ranks, backend)
+
+
 def agrees(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = "reference", *,
            measure: Callable[[Tensor, Tensor], float] | None = None) -> None:
     """In float32 with transformers; in bfloat16 it is as near to transformers' float32 as transformers is."""

@@ -5,6 +5,8 @@ with torch's own activation, which is not exact, 2949, 6031, 9513 and 31429. In 
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,22 +15,33 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from shard.layers.gated import GatedLinear, PackedGatedLinear, exact_silu_times, silu_times
+from shard.layers.gated import GATINGS, GatedLinear, PackedGatedLinear, exact_gelu_tanh_times, exact_silu_times
 from shard.layers.linear import Linear, can_pack, make_linear
 
 Made = Callable[[Tensor, Tensor, Tensor, Tensor], Linear]
+TORCHS = {"silu": functional.silu, "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh")}
 
 
-def one_product(gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor) -> Linear:
-    return GatedLinear(make_linear(torch.cat([gate, up]), torch.cat([gate_bias, up_bias])), exact_silu_times)
+class Kind(NamedTuple):
+    make: Made
+    dtype: torch.dtype
+    activation: str
+
+
+def one_product(gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor, activation: str) -> Linear:
+    return GatedLinear(make_linear(torch.cat([gate, up]), torch.cat([gate_bias, up_bias])), GATINGS[activation].exact)
+
+
+def two_products(*parameters: Tensor, activation: str) -> Linear:
+    return PackedGatedLinear(*parameters, operation=GATINGS[activation].on_the_way)
 
 
 KINDS = [
-    pytest.param(one_product, torch.float32, id="one product"),
-    pytest.param(PackedGatedLinear, torch.float32, id="two products"),
-    pytest.param(PackedGatedLinear, torch.bfloat16, id="two products in bfloat16", marks=pytest.mark.skipif(
-        not can_pack(torch.bfloat16), reason="not packed on this processor")),
-]
+    pytest.param(Kind(partial(make, activation=activation), dtype, activation), id=f"{name}, {activation}", marks=marks)
+    for activation in GATINGS for name, make, dtype, marks in (
+        ("one product", one_product, torch.float32, ()), ("two products", two_products, torch.float32, ()),
+        ("two products in bfloat16", two_products, torch.bfloat16, pytest.mark.skipif(
+            not can_pack(torch.bfloat16), reason="not packed on this processor")))]
 
 
 def parameters(inputs: int, outputs: int, dtype: torch.dtype) -> list[Tensor]:
@@ -36,25 +49,24 @@ def parameters(inputs: int, outputs: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("make", "dtype"), KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @given(num_rows=st.integers(2, 300), place=st.integers(0, 300), outputs=st.sampled_from([1, 33, 43, 64, 171, 500]))
-@settings(max_examples=60)
-def test_a_row_has_the_same_bits_in_any_company(
-        make: Made, dtype: torch.dtype, num_rows: int, place: int, outputs: int) -> None:
+@settings(max_examples=40)
+def test_a_row_has_the_same_bits_in_any_company(kind: Kind, num_rows: int, place: int, outputs: int) -> None:
     torch.manual_seed(num_rows)
-    gated = make(*parameters(64, outputs, dtype))
-    pair, place = torch.randn(2, 64, dtype=dtype), place % (num_rows - 1)
-    rows = torch.randn(num_rows, 64, dtype=dtype)
+    gated = kind.make(*parameters(64, outputs, kind.dtype))
+    pair, place = torch.randn(2, 64, dtype=kind.dtype), place % (num_rows - 1)
+    rows = torch.randn(num_rows, 64, dtype=kind.dtype)
     rows[place:place + 2] = pair
     assert torch.equal(gated(rows)[place:place + 2], gated(pair))
 
 
-@pytest.mark.parametrize(("make", "dtype"), KINDS)
-def test_the_product_is_gated_by_silu(make: Made, dtype: torch.dtype) -> None:
-    gate, up, gate_bias, up_bias = given = parameters(64, 43, dtype)
-    rows = torch.randn(20, 64, dtype=dtype)
-    expected = functional.silu(functional.linear(rows, gate, gate_bias)) * functional.linear(rows, up, up_bias)
-    torch.testing.assert_close(make(*given)(rows), expected)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_product_is_gated_by_the_activation(kind: Kind) -> None:
+    gate, up, gate_bias, up_bias = given = parameters(64, 43, kind.dtype)
+    rows = torch.randn(20, 64, dtype=kind.dtype)
+    expected = TORCHS[kind.activation](functional.linear(rows, gate, gate_bias)) * functional.linear(rows, up, up_bias)
+    torch.testing.assert_close(kind.make(*given)(rows), expected)
 
 
 def test_silu_is_torchs_to_a_millionth() -> None:
@@ -62,6 +74,20 @@ def test_silu_is_torchs_to_a_millionth() -> None:
     torch.testing.assert_close(exact_silu_times(gate, torch.ones(())), functional.silu(gate), rtol=1e-6, atol=1e-7)
 
 
-def test_torchs_own_silu_serves_where_nothing_is_exact() -> None:
+def test_gelu_is_torchs_to_a_millionth() -> None:
+    gate = torch.linspace(-200, 200, 10001)
+    expected = functional.gelu(gate, approximate="tanh")
+    torch.testing.assert_close(exact_gelu_tanh_times(gate, torch.ones(())), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", GATINGS)
+def test_torchs_own_activation_serves_where_nothing_is_exact(activation: str) -> None:
     gate, up = torch.randn(2, 3, 8)
-    assert torch.equal(silu_times(gate, up), functional.silu(gate) * up)
+    assert torch.equal(GATINGS[activation].plain(gate, up), TORCHS[activation](gate) * up)
+
+
+@pytest.mark.parametrize("activation", GATINGS)
+def test_gates_far_out_are_none_or_all_of_the_other_factor(activation: str) -> None:
+    gate = torch.tensor([-1e30, -1e4, 1e4, 1e30])
+    gated = GATINGS[activation].exact(gate, torch.ones(4))
+    assert gated.tolist() == [0.0, 0.0, *gate[2:].tolist()]

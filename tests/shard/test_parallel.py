@@ -104,6 +104,17 @@ def test_the_kind_of_activated_product_follows_from_the_processor(
         assert isinstance(activated_linear(weights, part("up"), "none"), kind)
 
 
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_gated_product_has_the_activation_of_its_model(
+        folder: Path, monkeypatch: pytest.MonkeyPatch, packs: bool) -> None:
+    if not packs:
+        monkeypatch.setattr(parallel, "packs", lambda *_: False)
+    with Weights(folder, torch.float32, CPU) as weights:
+        gated = gated_linear(weights, part("gate"), part("up"), "gelu_pytorch_tanh")
+    gate, up = (expected(name, ROWS) for name in ("gate", "up"))
+    torch.testing.assert_close(gated(ROWS), functional.gelu(gate, approximate="tanh") * up)
+
+
 @pytest.mark.parametrize(("packs", "dtype", "kind"), [
     (True, torch.float32, GatedLinear), (True, torch.float64, PackedGatedLinear), (False, torch.float32, GatedLinear)])
 def test_the_kind_of_gated_product_follows_from_type_and_processor(

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import DEFAULT, DYNAMIC, LINEAR, LLAMA3, YARN
+from checkpoints import DEFAULT, DYNAMIC, LINEAR, LLAMA3, LONGROPE, YARN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -22,6 +22,9 @@ KINDS = {
     "yarn, not cut": YARN | {"truncate": False, "beta_fast": 16, "beta_slow": 2},
     "yarn, amplitude": YARN | {"attention_factor": 1.5},
     "yarn, scales": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5},
+    "longrope": LONGROPE,
+    "longrope, amplitude": LONGROPE | {"attention_factor": 1.5},
+    "longrope, factor": LONGROPE | {"factor": 32.0},
 }
 
 

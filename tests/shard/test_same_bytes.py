@@ -8,16 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from checkpoints import tiny_checkpoint
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 from weaving import Loom, Thread
 
-from router.request import Request, SamplingParams
+from tests.shard.histories import histories, relaxed
 
-# Around the borders of blocks and of what is gathered.
-LENGTHS = (1, 2, 15, 16, 17, 33, 47, 63, 64, 65, 100, 127, 128, 129, 150, 185)
 LOOMS = {
     "one rank": {},
     "one rank, two threads": {"threads": 2},
@@ -37,42 +33,6 @@ def loom(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         if not loom.infos[0].exact:
             pytest.skip("the gate found that answers are not exact on this machine")
         yield loom
-
-
-def maybe(strategy: st.SearchStrategy[Any], default: Any = 0) -> st.SearchStrategy[Any]:
-    return st.one_of(st.just(default), strategy)
-
-
-tokens = st.integers(2, 511)
-sampling = st.builds(
-    SamplingParams, temperature=maybe(st.sampled_from([0.3, 1.0, 1.7])), top_k=maybe(st.integers(1, 40)),
-    top_p=maybe(st.sampled_from([0.5, 0.9, 0.99])), typical_p=maybe(st.sampled_from([0.3, 0.9])),
-    min_p=maybe(st.sampled_from([0.05, 0.3])), repetition_penalty=maybe(st.sampled_from([0.7, 1.3])),
-    relative_frequency_penalty=maybe(st.sampled_from([-1.0, 2.0])),
-    frequency_penalty=maybe(st.sampled_from([-1.0, 1.0])), presence_penalty=maybe(st.sampled_from([-1.0, 1.0])),
-    watermark=st.booleans(), top_n_tokens=maybe(st.integers(1, 5)), raw_logprobs=st.booleans(),
-    banned_tokens=maybe(st.lists(tokens, max_size=5).map(tuple), ()),
-    allowed_tokens=maybe(st.lists(tokens, min_size=1, max_size=9, unique=True).map(tuple), ()),
-    min_tokens=maybe(st.integers(1, 5)))
-
-
-@st.composite
-def requests(draw: st.DrawFn) -> Request:
-    length, seed = draw(st.sampled_from(LENGTHS)), draw(st.integers(0, 2**32))
-    prompt = torch.randint(2, 512, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return Request(f"{length}-{seed}", tuple(prompt), draw(st.integers(1, 12)), key=draw(st.integers(0, 2**64 - 1)),
-                   sampling=draw(sampling), prompt_logprobs=draw(st.booleans()))
-
-
-threads = st.lists(st.builds(Thread, requests(), arrival=st.integers(0, 8), leaves=maybe(st.integers(9, 14), None)),
-                   min_size=2, max_size=6, unique_by=lambda thread: thread.request.id)
-schedules = st.fixed_dictionaries({
-    "prefill_policy": st.sampled_from(["mixed", "pause"]), "look_ahead": st.sampled_from([1, 2]),
-    "max_batch_prefill_tokens": st.sampled_from([32, 48, 100, 256]), "max_batch_size": st.sampled_from([2, 16])})
-
-
-histories = given(woven=threads, schedule=schedules, losses=st.sampled_from([(), (), (3,), (2, 7)]))
-relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 @pytest.mark.slow

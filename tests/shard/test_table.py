@@ -6,9 +6,11 @@ from shard.distributed import Alone
 from shard.models.table import ARCHITECTURES
 from tests.shard.forward import read_model
 
+ALSO_SEE = {"Gemma3ForConditionalGeneration"}  # tests/shard/test_gemma3.py
+
 
 def test_every_family_has_its_line() -> None:
-    assert ARCHITECTURES.keys() == {model_class.__name__ for _, model_class, _ in FAMILIES.values()}
+    assert ARCHITECTURES.keys() - ALSO_SEE == {model_class.__name__ for _, model_class, _ in FAMILIES.values()}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

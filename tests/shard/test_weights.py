@@ -129,6 +129,10 @@ def test_what_is_of_no_use_counts_as_claimed(folder: Path) -> None:
         weights.ignore("not there")
         weights.whole("flat", (5,))
         assert weights.unclaimed() == ["half", "mask", "other"]
+        weights.ignore_all("ot")
+        assert weights.unclaimed() == ["half", "mask"]
+        assert weights.holds("tall")
+        assert not weights.holds("not there")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

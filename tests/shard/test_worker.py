@@ -26,9 +26,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "falcon": {"family": "falcon", "num_kv_heads": 4},
     "mixtral": {"family": "mixtral"},
     "qwen3_moe": {"family": "qwen3_moe"},
+    "mistral": {"family": "mistral"},
+    "gemma": {"family": "gemma"},
+    "gemma2": {"family": "gemma2"},
+    "gemma3": {"family": "gemma3"},
+    "phi3": {"family": "phi3"},
+    "cohere": {"family": "cohere", "use_qk_norm": True},
+    "olmo2": {"family": "olmo2"},
 }
-# The others go through most of this in `make test-long` only.
-ALWAYS = ("llama", "qwen2", "qwen3")
+ALWAYS = ("llama", "qwen2", "qwen3")  # of the others, tests/shard/test_families.py has what cannot wait
 PARAMS = [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.long) for name in MODELS]
 CLOSE = 0.125  # two logits nearer than this may come in either order in bfloat16
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # for as many as four ranks

@@ -1,0 +1,71 @@
+"""Gemma: Llama with norms whose weights count from 1, a scaled embedding, and GELU instead of SiLU.
+
+Written as for one device: what the ranks share is in the linears. Knows nothing of steps, sequences or blocks.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shard.given import Given
+from shard.layers.norm import WideRMSNorm
+from shard.models.config import ModelConfig
+from shard.models.decoder import Decoder, Embeds, Source, read_decoder
+from shard.models.describe import describe, refuse_activation
+from shard.models.llama import LlamaLayer, Mlp, SelfAttention
+from shard.step import Inputs
+
+USUAL = {"head_dim": 256, "tie_word_embeddings": True, "max_position_embeddings": 8192}
+ACTIVATION = "gelu_pytorch_tanh"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledEmbedding:
+    embedding: Embeds
+    scale: float
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """`[tokens, hidden]`"""
+        return self.embedding(inputs).mul_(self.scale)
+
+
+def describe_gemma(given: Given) -> ModelConfig:
+    """The first files say `gelu` and mean its approximation by tanh."""
+    refuse_activation(given, ACTIVATION, "gelu")
+    config: ModelConfig = describe_any(given)
+    return config
+
+
+def describe_any(given: Given, kind: type[ModelConfig] = ModelConfig, **differently: Any) -> Any:
+    """What all generations have in common."""
+    if given.flag("use_bidirectional_attention", default=False):
+        raise ValueError(f"{given.source}: use_bidirectional_attention is not supported; supported: attention to what "
+                         f"came before")
+    bias = given.flag("attention_bias", default=False)
+    return describe(given.usually(**USUAL), kind, attention_bias=bias, **differently)
+
+
+def norm_from_one(source: Source[Any], name: str) -> WideRMSNorm:
+    return WideRMSNorm(from_one(source.norm_weight(name)), source.config.norm_epsilon)
+
+
+def from_one(weight: Tensor) -> Tensor:
+    return weight.float() + 1
+
+
+def scaled(decoder: Decoder, dtype: torch.dtype) -> Decoder:
+    """The root of the width is rounded as the embedding is."""
+    root = float(torch.tensor(decoder.config.hidden_size ** 0.5, dtype=dtype))
+    return replace(decoder, embedding=ScaledEmbedding(decoder.embedding, root))
+
+
+def read_layer(source: Source[ModelConfig], layer: int) -> LlamaLayer:
+    bias = source.config.attention_bias
+    return LlamaLayer(source, layer, SelfAttention(source, layer, qkv_bias=bias, output_bias=bias),
+                      Mlp(source, layer, bias=False, activation=ACTIVATION), norm_from_one)
+
+
+def read_gemma(source: Source[ModelConfig]) -> Decoder:
+    return scaled(read_decoder(source, read_layer, norm_from_one), source.weights.dtype)

@@ -1,0 +1,14 @@
+"""What config.json files say, as dictionaries, and what a reader makes of them."""
+
+from typing import Any
+
+from shard.checkpoint import read_model
+from shard.given import Given
+
+SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+
+
+def read(architecture: str, **changes: Any) -> Any:
+    """Of a file with sizes and little else."""
+    return read_model(Given(SIZES | {"architectures": [architecture]} | changes, "config.json"))

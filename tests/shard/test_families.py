@@ -1,0 +1,96 @@
+"""Every family of models, one like the other: the promise of the same bytes is kept, and the text is transformers'.
+
+One history of each here; long ones, and more of what may happen to a request, are in `make test-long`.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import FAMILIES, tiny_checkpoint
+from hypothesis import settings
+from transformers import AutoModelForCausalLM
+from weaving import Loom, Thread
+
+from router.request import Request, SamplingParams
+from shard.attention.backends import make_attention
+from shard.attention.variant import Variant
+from shard.checkpoint import read_config
+from shard.distributed import Alone
+from shard.exactness import Gate
+from shard.layers.linear import can_pack
+from shard.loading import make_cache
+from tests.shard.forward import CPU, PROMPT, read_model
+from tests.shard.histories import histories, relaxed
+
+DTYPES = [pytest.param(torch.float32, marks=pytest.mark.long), pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
+    not can_pack(torch.bfloat16), reason="not packed on this processor"))]
+ELSEWHERE = ("llama", "qwen2", "qwen3")  # whose tests in `test_worker.py` and `test_same_bytes.py` are always run
+NAMES = [pytest.param(name, marks=pytest.mark.long if name in ELSEWHERE else ()) for name in FAMILIES]
+DRAWN = SamplingParams(temperature=1.0, top_k=20, repetition_penalty=1.2, top_n_tokens=2)
+
+
+def ask(length: int, **more: Any) -> Request:
+    return Request(f"{length}", tuple(PROMPT[:length]), 8, key=length, **more)
+
+
+# Prompts are cut at 48 tokens, some of them beside decodes.
+HISTORY = [Thread(ask(33, sampling=DRAWN)), Thread(ask(70, prompt_logprobs=True)), Thread(ask(2), arrival=2),
+           Thread(ask(100, sampling=DRAWN), arrival=3)]
+SCHEDULE = {"max_batch_prefill_tokens": 48, "look_ahead": 2}
+SHORT = HISTORY[1:3]  # for several ranks, whose steps take long
+
+
+@pytest.fixture(params=NAMES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.getbasetemp(), request.param)
+
+
+@pytest.fixture(params=[1, 2], ids=["one rank", "two ranks"])
+def loom(request: pytest.FixtureRequest, folder: Path) -> Iterator[Loom]:
+    with Loom(folder, request.param) as loom:
+        assert loom.infos[0].exact
+        yield loom
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_files_of_older_and_newer_versions_say_the_same(
+        tmp_path_factory: pytest.TempPathFactory, family: str) -> None:
+    new, old = (read_config(tiny_checkpoint(tmp_path_factory.getbasetemp(), family, older=older))
+                for older in (False, True))
+    assert new == old
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gate_finds_every_layer_exact(folder: Path, dtype: torch.dtype) -> None:
+    model = read_model(folder, dtype, Alone())
+    config = model.config
+    attention = make_attention("cpu", config.num_heads, model.num_kv_heads, config.head_dim,
+                               Variant(config.scale, config.softcap, config.windows))
+    cache = partial(make_cache, model, 16, dtype=dtype, device=CPU)
+    assert Gate(model, config, attention, cache, CPU).verdict() == ""
+
+
+@pytest.mark.slow
+def test_company_does_not_matter_and_greedy_text_is_transformers(loom: Loom, folder: Path) -> None:
+    """Here the gate looked at the first layer."""
+    oracle, history = AutoModelForCausalLM.from_pretrained(folder), SHORT if len(loom.workers) > 1 else HISTORY
+    for thread, heard in zip(history, loom.compare(history, losses=(5,), **SCHEDULE), strict=True):
+        prompt, sampling = thread.request.prompt, thread.request.sampling
+        if not sampling.temperature:
+            said = oracle.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=8, pad_token_id=0)
+            assert heard.tokens == said[0, len(prompt):].tolist()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@settings(relaxed, max_examples=30)
+@histories
+def test_company_does_not_matter_for_long(loom: Loom, woven: list[Thread], schedule: dict[str, Any],
+                                          losses: tuple[int, ...]) -> None:
+    loom.compare(woven, losses=losses, **schedule)
