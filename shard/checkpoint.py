@@ -4,11 +4,13 @@ Whatever would be computed wrongly is refused, by name. Knows nothing of weights
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from shard.given import Given
 from shard.models.config import ModelConfig
 from shard.models.table import find_architecture
+from shard.quantization.methods import read_quantization
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -26,11 +28,6 @@ def read_config(folder: Path) -> ModelConfig:
 
 def read_model(given: Given) -> ModelConfig:
     architecture = (given.get("architectures") or ["none"])[0]
-    refuse_quantised(given)
-    return find_architecture(architecture).describe(given)
-
-
-def refuse_quantised(given: Given) -> None:
-    if (quantization := given.get("quantization_config")) is not None:
-        raise ValueError(f"{given.source}: weights quantised as {quantization.get('quant_method', quantization)} are "
-                         f"not supported; supported: weights in float32, bfloat16, float16")
+    described = find_architecture(architecture).describe(given)
+    told = given.get("quantization_config", "compression_config")
+    return replace(described, quantization=read_quantization(told, given.source))

@@ -17,6 +17,7 @@ def setting(default: Any, help_text: str, *, low: float | None = None, high: flo
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+QUANTIZATIONS = ("", "int8")
 ATTENTIONS = ("auto", "reference", "cpu")
 DIST_BACKENDS = ("auto", "gloo", "nccl")
 
@@ -66,6 +67,10 @@ class ShardConfig:
         "auto", "Number type of weights and arithmetic. auto: on CUDA as in the checkpoint; on CPU float32 for a "
         "float32 checkpoint, else the faster one of bfloat16 and float32, found by a short measurement.",
         choices=DTYPES)
+    quantize: str = setting(
+        "", "What weights become while they are loaded, except embedding and head. int8: a byte each, with a scale for "
+        "each output; activations stay as they are. Empty: nothing. Checkpoints that are quantised need no setting.",
+        choices=QUANTIZATIONS)
     device: str = setting("auto", "Where the model runs. auto: on GPUs if there are any.", choices=DEVICES)
     threads: int = setting(
         0, "Threads that each shard computes with on CPU. 0: the cores shared by the shards, less one for the router "

@@ -78,13 +78,20 @@ def load(config: ShardConfig, on_progress: Progress = silent) -> Loaded:
     memory: Memory = Kept(Path(config.memory)) if config.memory else Forgotten()
     backend = choose_attention(config.attention, device.type)
     dtype = chosen_dtype(config, described.dtype, device, group, memory)
-    check_room(weight_bytes(folder) * dtype.itemsize // described.dtype.itemsize, device, group, num_gpus)
-    with Weights(folder, dtype, device, partial(on_progress, "load")) as weights:
+    needed = weight_bytes(folder)
+    if described.quantization is None and not config.quantize:
+        needed = needed * dtype.itemsize // described.dtype.itemsize
+    check_room(needed, device, group, num_gpus)
+    with Weights(folder, dtype, device, described.quantization, config.quantize,
+                 on_read=partial(on_progress, "load")) as weights:
         model = read_weights(weights, folder, described, group)
     log.info("loaded %s in %s on %s", described.architecture, name(dtype), device)
+    if weights.quantization:
+        log.info("%s", weights.quantization)
     attention = make_attention(backend, described.num_heads // group.size, model.num_kv_heads, described.head_dim,
                                Variant(described.scale, described.softcap, described.windows))
-    shape = asdict(described) | {"dtype": dtype, "attention": backend, "ranks": group.size, "device": device.type}
+    shape = asdict(described) | {"dtype": dtype, "attention": backend, "ranks": group.size, "device": device.type,
+                                 "quantize": config.quantize}
     layer = model.cut(1)
     gate = Gate(layer, described, attention, partial(make_cache, layer, 16, dtype=dtype, device=device), device)
     on_progress("check", 0, 0)

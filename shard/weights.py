@@ -19,6 +19,9 @@ from torch import Tensor
 
 from shard.header import Entry, Shape
 from shard.index import list_files, some
+from shard.layers.tiled import Buffers
+from shard.quantization.coded import Coded, Format, Slice
+from shard.quantization.quantized import Quantized
 from shard.tensor_file import TensorFile, opened
 
 COMPUTED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -26,6 +29,7 @@ PACKED = {  # what quantised checkpoints consist of
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 DTYPES = COMPUTED | PACKED
+MATRIX = 2  # dimensions
 MOST_SPARE = 16  # times the size that is needed, up to which memory is kept to be used again
 # So little that it stays near the processor, and that torch copies it without waking threads, which takes longer.
 STAGE_BYTES = {"cpu": 2**16, "cuda": 2**24}
@@ -39,7 +43,7 @@ class Rows(NamedTuple):
     name: str
     shape: Shape
     rows: range
-    turned: bool = False  # whether the file has its columns as rows
+    turned: bool = False  # whether the file has the tensor the other way round, [in, out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +78,15 @@ class Weights:
     eight-bit floats) means nothing by itself and is read in no other type than its own.
     """
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device,
-                 on_read: Callable[[int, int], None] = lambda _done, _total: None) -> None:
-        """Tensors come as `dtype` unless asked otherwise, on `device`. `on_read` hears how many bytes the tensors have
-        that were asked for, and how many all."""
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, form: Format | None = None,
+                 quantize: str = "", *, on_read: Callable[[int, int], None] = lambda _done, _total: None) -> None:
+        """Tensors come as `dtype` unless asked otherwise, on `device`. `form`: how the checkpoint is quantised;
+        `quantize`: what products that are not shall be kept as. `on_read` hears how many bytes the tensors have that
+        were asked for, and how many all."""
         self.dtype, self.device = dtype, device
         self._on_read = on_read
+        self.buffers = Buffers(dtype, device)  # shared by products whose weights are kept as codes
+        self._quantized = Quantized(form, quantize)
         self._folder = folder
         self._stored: dict[str, Stored] = {}
         self._claimed: set[str] = set()
@@ -103,19 +110,25 @@ class Weights:
         self._open.close()
 
     def holds(self, name: str) -> bool:
-        return name in self._stored
+        """Or tensors that stand for it."""
+        return name in self._stored or self._quantized.stands_for(self, name)
+
+    def stored(self, name: str) -> tuple[torch.dtype, Shape] | None:
+        """Type and shape in the file, or nothing if there is no such tensor."""
+        found = self._stored.get(name)
+        return None if found is None else (found.dtype, found.entry.shape)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """As it is stored."""
-        return self._find(name).dtype
+        """As it is stored, if it is stored as numbers."""
+        return self.dtype if self._quantized.stands_for(self, name) else self._find(name).dtype
 
     def shape_of(self, name: str) -> Shape:
         return self._find(name).entry.shape
 
     def whole(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
-        stored = self._find(name, shape)
         read = self._new(shape, dtype or self.dtype, brief=False)
-        self._fill(stored, 0, read)
+        if not (shape and self._expand(name, shape, range(shape[0]), None, read)):
+            self._fill(self._find(name, shape), 0, read)
         return read
 
     def rows(self, name: str, shape: Shape, rows: range, dtype: torch.dtype | None = None, *,
@@ -128,6 +141,8 @@ class Weights:
         counts = [len(part.rows) for part in parts]
         stacked = self._new((sum(counts), *parts[0].shape[1:]), dtype or self.dtype, brief=brief)
         for target, (name, shape, rows, turned) in zip(torch.split(stacked, counts), parts, strict=True):
+            if not turned and self._expand(name, shape, rows, None, target):
+                continue
             held = range(rows.start, max(rows.start, min(rows.stop, shape[0])))
             if turned:
                 across = torch.empty((shape[1], len(held)), dtype=stacked.dtype, device=self.device)
@@ -142,8 +157,19 @@ class Weights:
         """Where the file has them as rows, it is `turned`."""
         if turned:
             return self.rows(name, shape[::-1], columns, dtype).mT.contiguous()
-        return self._columns(self._find(name, shape), columns,
-                             self._new((shape[0], len(columns)), dtype or self.dtype, brief=brief))
+        read = self._new((shape[0], len(columns)), dtype or self.dtype, brief=brief)
+        if self._expand(name, shape, range(shape[0]), columns, read):
+            return read
+        return self._columns(self._find(name, shape), columns, read)
+
+    def codes(self, parts: Sequence[Slice]) -> list[Coded] | None:
+        """For one product of all parts, if it shall be kept as codes."""
+        return self._quantized.codes(self, parts)
+
+    @property
+    def quantization(self) -> str:
+        """What was quantised and how it is kept, in one line, or nothing."""
+        return self._quantized.note(self.dtype)
 
     def ignore(self, name: str) -> None:
         """It may be there, and is of no use."""
@@ -151,11 +177,24 @@ class Weights:
 
     def ignore_all(self, prefix: str) -> None:
         """The same for every name that begins so."""
-        self._claimed |= {name for name in self._stored if name.startswith(prefix)}
+        self._claimed.update(name for name in self._stored if name.startswith(prefix))
 
     def unclaimed(self) -> list[str]:
         """What nobody asked for."""
-        return sorted(self._stored.keys() - self._claimed)
+        left = sorted(self._stored.keys() - self._claimed)
+        return [name for name in left if not self._quantized.is_spare(self, name)]
+
+    def _expand(self, name: str, shape: Shape, rows: range, columns: range | None, target: Tensor) -> bool:
+        """Fill `target` where other tensors stand for this one; says whether they do."""
+        stored = self._stored.get(name)
+        if len(shape) != MATRIX or (stored is not None and stored.dtype == target.dtype):
+            return False
+        held = range(rows.start, max(rows.start, min(rows.stop, shape[0])))
+        wanted = Slice(name, (shape[0], shape[1]), held, range(shape[1]) if columns is None else columns)
+        if not self._quantized.fill(self, wanted, target[:len(held)]):
+            return False
+        target[len(held):].zero_()
+        return True
 
     def _add(self, file: TensorFile) -> None:
         for name, entry in file.entries.items():
@@ -189,6 +228,14 @@ class Weights:
             self._num_read += stored.num_bytes
             self._on_read(self._num_read, self._num_bytes)
 
+    def _columns(self, stored: Stored, columns: range, target: Tensor) -> Tensor:
+        """The target, filled."""
+        if len(columns) == stored.entry.shape[1]:
+            self._fill(stored, 0, target)
+        elif len(columns):
+            self._fill_columns(stored, columns, target)
+        return target
+
     def _fill(self, stored: Stored, first: int, target: Tensor) -> None:
         """With the numbers from the first on."""
         check_conversion(stored, target.dtype)
@@ -202,14 +249,6 @@ class Weights:
             stored.read(first, staged)
             piece.copy_(staged)
             first += len(piece)
-
-    def _columns(self, stored: Stored, columns: range, target: Tensor) -> Tensor:
-        """The target, filled."""
-        if len(columns) == stored.entry.shape[1]:
-            self._fill(stored, 0, target)
-        elif len(columns):
-            self._fill_columns(stored, columns, target)
-        return target
 
     def _fill_columns(self, stored: Stored, columns: range, target: Tensor) -> None:
         """Of a matrix. As many whole rows at once as the stage takes: a call for each row would take longer."""

@@ -51,6 +51,11 @@ GATINGS = {  # by their names in config.json
 }
 
 
+def rounded_times(gate: Tensor, up: Tensor, dtype: torch.dtype, times: Activation) -> Tensor:
+    """Of float32, to be rounded at the end."""
+    return times(gate, up).to(dtype)
+
+
 class GatedLinear:
     """One product for both, then the activation."""
 

@@ -5,13 +5,16 @@ Reads the slices and picks the kind of product. Knows nothing of which rank has 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, float32
 
 from shard.distributed import Group
 from shard.layers.activated import ActivatedLinear, PackedActivatedLinear
-from shard.layers.gated import GATINGS, GatedLinear, PackedGatedLinear
+from shard.layers.gated import GATINGS, GatedLinear, PackedGatedLinear, rounded_times
 from shard.layers.linear import Linear, make_linear, packs
+from shard.layers.tiled import TiledLinear
+from shard.quantization.coded import Slice
 from shard.weights import Rows, Weights
 
 
@@ -30,6 +33,10 @@ class Part:
         return Rows(f"{self.name}.weight", self.shape, self.rows, self.turned)
 
     @property
+    def slice(self) -> Slice:
+        return Slice(f"{self.name}.weight", self.shape, self.rows, range(self.shape[1]))
+
+    @property
     def bias_rows(self) -> Rows:
         return Rows(f"{self.name}.bias", self.shape[:1], self.rows)
 
@@ -38,10 +45,19 @@ def read_bias(weights: Weights, parts: Sequence[Part]) -> Tensor | None:
     return weights.stack([part.bias_rows for part in parts]) if parts[0].bias else None
 
 
+def tiled_linear(weights: Weights, parts: Sequence[Slice], bias: Tensor | None) -> TiledLinear | None:
+    """If the weights are to be kept as codes."""
+    coded = weights.codes(parts)
+    return None if coded is None else TiledLinear(coded, bias, weights.buffers)
+
+
 def column_linear(weights: Weights, parts: Sequence[Part]) -> Linear:
     """One product for several of the checkpoint, side by side."""
+    bias = read_bias(weights, parts)
+    if (tiled := tiled_linear(weights, [part.slice for part in parts], bias)) is not None:
+        return tiled
     brief = packs(weights.dtype, weights.device)
-    return make_linear(weights.stack([part.weight_rows for part in parts], brief=brief), read_bias(weights, parts))
+    return make_linear(weights.stack([part.weight_rows for part in parts], brief=brief), bias)
 
 
 def activated_linear(weights: Weights, part: Part, approximate: str) -> ActivatedLinear | PackedActivatedLinear:
@@ -53,6 +69,8 @@ def activated_linear(weights: Weights, part: Part, approximate: str) -> Activate
 def gated_linear(weights: Weights, gate: Part, up: Part, activation: str = "silu") -> GatedLinear | PackedGatedLinear:
     """`activation` is a key in GATINGS."""
     gating = GATINGS[activation]
+    if (tiled := tiled_linear(weights, [gate.slice, up.slice], read_bias(weights, [gate, up]))) is not None:
+        return GatedLinear(tiled.unrounded, partial(rounded_times, dtype=weights.dtype, times=gating.exact))
     if not packs(weights.dtype, weights.device):
         return GatedLinear(column_linear(weights, [gate, up]), gating.plain)
     if weights.dtype == float32:  # faster than a product with the activation on its way: tests/shard/test_gated.py
@@ -80,6 +98,10 @@ def row_linear(weights: Weights, group: Group, name: str, shape: tuple[int, int]
                bias: bool, turned: bool = False) -> RowLinear:
     """The bias is rank 0's, so that it is added once. `turned`: the file has the weight as [in, out]."""
     added = weights.whole(f"{name}.bias", shape[:1]) if bias else None
+    bias_here = added if group.rank == 0 else None
+    wanted = Slice(f"{name}.weight", shape, range(shape[0]), columns)
+    if not turned and (tiled := tiled_linear(weights, [wanted], bias_here)) is not None:
+        return RowLinear(tiled, group)
     brief = packs(weights.dtype, weights.device)
-    weight = weights.columns(f"{name}.weight", shape, columns, brief=brief, turned=turned)
-    return RowLinear(make_linear(weight, added if group.rank == 0 else None), group)
+    weight = weights.columns(wanted.name, shape, columns, brief=brief, turned=turned)
+    return RowLinear(make_linear(weight, bias_here), group)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from shard.quantization.coded import Format
+
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
@@ -47,3 +49,4 @@ class ModelConfig:
     windows: tuple[int, ...] = ()  # how many places each layer sees, its own among them, 0: all; empty: all everywhere
     scale: float | None = None  # of queries times keys; None: one over the root of head_dim
     softcap: float = 0.0  # what such products come near to at most, 0: no bound
+    quantization: Format | None = None  # of the checkpoint

@@ -32,9 +32,10 @@ class Outcome:
     logits: Tensor | None  # [tokens, vocabulary]
 
 
-def read_model(folder: Path, dtype: torch.dtype, group: Group) -> Decoder:
-    with Weights(folder, dtype, CPU) as weights:
-        model = load_model(read_config(folder), weights, group)
+def read_model(folder: Path, dtype: torch.dtype, group: Group, quantize: str = "") -> Decoder:
+    config = read_config(folder)
+    with Weights(folder, dtype, CPU, config.quantization, quantize) as weights:
+        model = load_model(config, weights, group)
         assert weights.unclaimed() == []
     return model
 

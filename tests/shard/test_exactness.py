@@ -24,11 +24,15 @@ from shard.weights import Weights
 CPU = torch.device("cpu")
 
 
+def first_layer(tmp_path_factory: pytest.TempPathFactory, quantize: str = "") -> Decoder:
+    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
+    with Weights(folder, torch.float32, CPU, quantize=quantize) as weights:
+        return load_model(read_config(folder), weights, Alone()).cut(1)
+
+
 @pytest.fixture(scope="module")
 def layer(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama")
-    with Weights(folder, torch.float32, CPU) as weights:
-        return load_model(read_config(folder), weights, Alone()).cut(1)
+    return first_layer(tmp_path_factory)
 
 
 def gate(layer: Decoder, attention: Attention | None = None) -> Gate:
@@ -46,6 +50,10 @@ def spoiled(product: Callable[[Any, Tensor], Tensor], self: Any, x: Tensor) -> T
 
 def test_what_keeps_its_bits_passes(layer: Decoder) -> None:
     assert gate(layer).verdict() == ""
+
+
+def test_weights_kept_as_int8_pass(tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert gate(first_layer(tmp_path_factory, "int8")).verdict() == ""
 
 
 def test_a_product_that_depends_on_the_number_of_rows_is_found(layer: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ LOOMS = {
     "a small cache": {"num_places": 16 * 14, "max_total_tokens": 200},
     "bfloat16": {"dtype": "bfloat16"},
     "the best type for bfloat16": {"dtype": "auto"},
+    "int8": {"quantize": "int8"},
 }
 STORED = {"bfloat16": "bfloat16", "the best type for bfloat16": "bfloat16"}
 

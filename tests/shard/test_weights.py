@@ -114,7 +114,7 @@ def test_all_of_a_checkpoint_is_read_as_it_was_written(tmp_path_factory: pytest.
 
 def test_who_waits_hears_how_much_was_read_each_tensor_once(folder: Path) -> None:
     heard: list[tuple[int, int]] = []
-    with Weights(folder, torch.float32, torch.device("cpu"), lambda *told: heard.append(told)) as weights:
+    with Weights(folder, torch.float32, torch.device("cpu"), on_read=lambda *told: heard.append(told)) as weights:
         weights.whole("flat", (5,))
         weights.dtype_of("tall")
         weights.whole("tall", (6, 4))

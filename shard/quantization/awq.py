@@ -1,0 +1,62 @@
+"""AWQ, as AutoAWQ writes it for its matrix products: codes packed along the outputs, in an order of its own.
+
+qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]. Knows nothing of how AWQ finds the codes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shard.quantization.coded import Coded, Slice, Tensors
+from shard.quantization.packing import cover, cut, integers, regular, slab, unpacked
+from shard.quantization.settings import Given
+
+PER_WORD = 8
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the outputs of its eight stand, one after the other
+VERSION = "gemm"
+
+
+def in_order(words: Tensor) -> Tensor:
+    """`[rows, words] -> [rows, words * 8]`"""
+    places = torch.tensor(PLACES, device=words.device)
+    return unpacked(words, 4).view(len(words), -1, PER_WORD).index_select(2, places).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    group_size: int
+
+    @property
+    def note(self) -> str:
+        return f"AWQ, 4 bits, {'no groups' if self.group_size == -1 else f'groups of {self.group_size}'}"
+
+    def stands_for(self, tensors: Tensors, name: str) -> bool:
+        return name.endswith(".weight") and tensors.stored(f"{name.removesuffix('.weight')}.qweight") is not None
+
+    def read(self, tensors: Tensors, wanted: Slice) -> Coded:
+        outputs, inputs = wanted.shape
+        group_size = inputs if self.group_size == -1 else self.group_size
+        num_groups, num_words = -(-inputs // group_size), -(-outputs // PER_WORD)
+        words = cover(wanted.rows, PER_WORD)
+        packed = slab(tensors, f"{wanted.base}.qweight", (inputs, num_words), wanted.columns, words)
+        zeros = tensors.columns(f"{wanted.base}.qzeros", (num_groups, num_words), words, torch.int32)
+        scales = tensors.columns(f"{wanted.base}.scales", (num_groups, outputs), wanted.rows, torch.float32)
+
+        def codes(first: int, last: int) -> Tensor:
+            rows = range(wanted.rows.start + first, wanted.rows.start + last)
+            held = cover(rows, PER_WORD)
+            needed = packed[:, held.start - words.start:held.stop - words.start]
+            return cut(in_order(needed), rows, PER_WORD).t().contiguous()
+
+        return integers(codes, cut(in_order(zeros), wanted.rows, PER_WORD).t().to(torch.int16),
+                        scales.t().contiguous(), regular(wanted, group_size, tensors.device), 4)
+
+    def spare(self, tensors: Tensors, name: str) -> bool:  # noqa: ARG002 - all has its use
+        return False
+
+
+def read_awq(given: Given) -> Awq:
+    given.one_of("bits", given.get("bits", "w_bit"), (4,))
+    given.one_of("version", str(given.get("version") or VERSION).lower(), (VERSION,))
+    return Awq(given.group_size(given.get("group_size", "q_group_size")))

@@ -1,0 +1,36 @@
+"""Which quantised checkpoints can be read, by the `quant_method` of their config.json. A further one is a file beside
+this, and a line here."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shard.quantization.awq import read_awq
+from shard.quantization.coded import Format
+from shard.quantization.compressed import read_compressed
+from shard.quantization.fp8 import read_fp8
+from shard.quantization.gptq import read_gptq
+from shard.quantization.settings import Given
+
+METHODS: dict[str, Callable[[Given], Format]] = {
+    "gptq": read_gptq,
+    "awq": read_awq,
+    "fp8": read_fp8,
+    "compressed-tensors": read_compressed,
+}
+
+
+def read_quantization(values: object, source: str) -> Format | None:
+    """What `quantization_config` says, or nothing where it is not there."""
+    if values is None:
+        return None
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{source}: quantization_config must be an object, got {values!r}")
+    method = method_of(values)
+    if method not in METHODS:
+        raise ValueError(f"{source}: weights quantised as {method} are not supported; supported: {', '.join(METHODS)}, "
+                         f"and weights that are not quantised")
+    return METHODS[method](Given(values, f"{source}: quantization_config"))
+
+
+def method_of(values: Mapping[str, Any]) -> str:
+    return str(values.get("quant_method") or "something that quant_method does not name")

@@ -1,0 +1,66 @@
+"""Weights that are stored as one code in a byte, beside scales for all, for rows, for groups or for blocks.
+
+What fp8 checkpoints and some of compressed-tensors have in common. Knows nothing of what their config.json says.
+"""
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from shard.quantization.coded import Coded, Slice, Tensors
+from shard.quantization.packing import regular
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+Block = tuple[int, int]  # rows and columns that share a scale
+
+
+def bytes_of(tensors: Tensors, wanted: Slice, dtype: torch.dtype) -> Tensor:
+    if len(wanted.columns) == wanted.shape[1]:
+        return tensors.rows(wanted.name, wanted.shape, wanted.rows, dtype)
+    return tensors.columns(wanted.name, wanted.shape, wanted.columns, dtype)
+
+
+def floats(tensors: Tensors, wanted: Slice, dtype: torch.dtype, scales: Tensor, groups: Tensor) -> Coded:
+    """Numbers are looked up: torch's own conversion takes several times as long."""
+    held = bytes_of(tensors, wanted, dtype).view(torch.uint8)
+    table = torch.arange(256, dtype=torch.uint8, device=held.device).view(dtype).float()
+
+    def unpack(first: int, last: int) -> Tensor:
+        part = held[first:last]
+        return table.index_select(0, part.reshape(-1).int()).view(part.shape)
+
+    return Coded(unpack, scales, groups, signed_bytes=False)
+
+
+def read_scales(tensors: Tensors, name: str, wanted: Slice, block: Block | None,
+                dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """`[rows, groups]`, and the group of each column"""
+    stored, (outputs, inputs) = tensors.stored(name), wanted.shape
+    shape = stored[1] if stored else (outputs, 1)  # if it is missing, let whoever reads it say so
+    if prod(shape) == 1 and outputs > 1:
+        scales = tensors.whole(name, shape, dtype).reshape(1, 1).expand(len(wanted.rows), 1)
+        return scales.contiguous(), regular(wanted, inputs, tensors.device)
+    if block is not None:
+        return read_blocks(tensors, name, wanted, block)
+    check_scales(name, shape, wanted)
+    scales = tensors.rows(name, shape, wanted.rows, dtype).view(len(wanted.rows), -1)
+    return scales, regular(wanted, inputs // scales.shape[1], tensors.device)
+
+
+def read_blocks(tensors: Tensors, name: str, wanted: Slice, block: Block) -> tuple[Tensor, Tensor]:
+    height, width = block
+    blocks = tensors.whole(name, (-(-wanted.shape[0] // height), -(-wanted.shape[1] // width)), torch.float32)
+    rows = torch.arange(wanted.rows.start, wanted.rows.stop, device=tensors.device) // height
+    return blocks.index_select(0, rows), regular(wanted, width, tensors.device)
+
+
+def check_scales(name: str, shape: tuple[int, ...], wanted: Slice) -> None:
+    outputs, inputs = wanted.shape
+    match shape:
+        case (rows,) | (rows, 1) if rows == outputs:
+            return
+        case (rows, groups) if rows == outputs and groups and inputs % groups == 0:
+            return
+    raise ValueError(f"{name} is {list(shape)}, which does not fit a weight of {list(wanted.shape)}; supported: one "
+                     f"scale for all, [{outputs}, 1], or [{outputs}, groups] with equal groups")
