@@ -48,12 +48,12 @@ def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: 
     name, files = (model.name, model.folder) if model else ("", "")
     config = asdict(router)
     secrets = {API_KEY: config.pop("api_key")}  # whoever lists processes sees arguments, not environments
-    shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{folder}/shard-{rank}.sock", model=files)
-              for rank in range(num_shard)]
+    shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{folder}/shard-{rank}.sock", model=files,
+                      progress=f"{folder}/progress-{rank}") for rank in range(num_shard)]
     return Plan(
         shards=tuple(Child(f"shard {item.rank}", python_module("shard.server"), asdict(item), environment)
                      for item in shards),
         router=Child("router", python_module("router"),
                      {"config": config, "shards": [item.socket for item in shards], "model": name, "folder": files,
-                      "record_folder": record_folder}, secrets),
+                      "record_folder": record_folder, "progress": [item.progress for item in shards]}, secrets),
         folder=folder)

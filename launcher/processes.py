@@ -22,6 +22,7 @@ from launcher.progress import Display
 
 MARGIN = 5.0  # seconds for a child to leave, beyond those in which it may finish its work
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+BROKEN = "broken"
 STDERR = 2  # where children talk, whatever they print on stdout
 
 
@@ -37,23 +38,30 @@ class GaveUp(Failed):
     code = 70
 
 
+def ignore(_: str) -> None:
+    """Nobody listens."""
+
+
 class Process:
     """One child that was started."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, lines: asyncio.StreamReader,
-                 display: Display) -> None:
+                 display: Display, on_broken: Callable[[str], None]) -> None:
         self.name = name
         self.lines = lines
         self.told: dict[str, Any] = {}  # beside that it is ready
         self._display = display
+        self._on_broken = on_broken
         self.ended = asyncio.create_task(process.wait())
         self.ready = asyncio.create_task(self._hear())  # False: it ended before it was
         self._process = process
         self._cause = ""  # what the child itself gave as the reason why it cannot start
 
     @classmethod
-    async def start(cls, child: Child, display: Display, **inherited: int) -> "Process":
-        """`inherited` are the descriptors that the child is born with, beside its pipe for lines."""
+    async def start(cls, child: Child, display: Display, on_broken: Callable[[str], None] = ignore,
+                    **inherited: int) -> "Process":
+        """`on_broken` hears why the child says that others do not work. `inherited` are the descriptors that it is born
+        with, beside its pipe for lines."""
         lines, write = await pipe()
         try:
             # A process group of its own, so that Ctrl-C reaches the child only through us, in order.
@@ -63,7 +71,7 @@ class Process:
                 env=os.environ | child.environment)
         finally:
             os.close(write)
-        return cls(child.name, process, lines, display)
+        return cls(child.name, process, lines, display, on_broken)
 
     async def _hear(self) -> bool:
         async for line in self.lines:
@@ -74,10 +82,19 @@ class Process:
             if word == "progress":
                 phase, done, total = rest.split()
                 self._display.hear(self.name, phase, int(done), int(total))
+            elif word == BROKEN:
+                self._on_broken(rest)
             else:
                 self._cause = rest
         await self.ended
         return False
+
+    async def last_line(self) -> None:
+        """Hears all that a child says which is ready, to the end."""
+        async for line in self.lines:
+            word, _, rest = line.decode().strip().partition(" ")
+            if word == BROKEN:
+                self._on_broken(rest)
 
     def send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -160,6 +177,9 @@ class Server:
                 self._loaded.set()
                 if self._serving:  # the router that is there says nothing of the rest
                     self._display.end()
+                else:
+                    self._display.hear("router", "warm-up", 0, 0)
+                self._serve()
             dead = await first_end(self._shards)
             self._loaded.clear()
             await end_all(self._shards, 0)
@@ -167,22 +187,26 @@ class Server:
             await self._mourn(dead, "all shards", self._deaths_of_shards)
 
     async def _keep_router(self) -> None:
+        """It is there from the beginning: who asks how far the shards are shall be told."""
         while True:
-            await self._loaded.wait()
             router = await Process.start(
-                self._plan.router, self._display, parent_fd=self._parent_fd, listen_fd=self._listener.fileno())
+                self._plan.router, self._display, self._kill_shards, parent_fd=self._parent_fd,
+                listen_fd=self._listener.fileno())
             self._router = [router]
             if await all_ready(self._router):
-                self._serve(router.told)
-            async for line in router.lines:
-                self._kill_shards(line.decode().removeprefix("broken ").strip())
+                self._serve()
+            await router.last_line()
             await self._mourn(await first_end(self._router), "the router", self._deaths_of_router)
 
-    def _serve(self, told: dict[str, Any]) -> None:
+    def _serve(self) -> None:
+        """As soon as all are ready; told once."""
+        routers = self._ready_routers()
+        if not (self._loaded.is_set() and routers):
+            return
         self._display.end()
         if not self._serving:
             self._serving = True
-            self._on_ready(told)
+            self._on_ready(routers[0].told)
 
     def _kill_shards(self, why: str) -> None:
         """The router is the judge of shards that live and do not work; that they are dead is noticed as ever."""
@@ -212,9 +236,11 @@ class Server:
 
     def record(self) -> None:
         """Have the router write down its last minutes. One that is starting would not survive being asked."""
-        for router in self._router:
-            if router.ready.done() and router.ready.result():
-                router.send(signal.SIGUSR1)
+        for router in self._ready_routers():
+            router.send(signal.SIGUSR1)
+
+    def _ready_routers(self) -> list[Process]:
+        return [router for router in self._router if router.ready.done() and router.ready.result()]
 
     def kill(self) -> None:
         for process in self._router + self._shards:

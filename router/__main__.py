@@ -1,12 +1,11 @@
 """The router as a process: `python -P -m router JSON`. Puts the parts together; knows neither flags nor how to serve.
 
 The JSON object holds `config` (the fields of RouterConfig), `shards` (their addresses, by rank), for a real model its
-name (`model`) and where its files are (`folder`), where to write recordings (`record_folder`), and three descriptors
-that the process may have inherited:
-`listen_fd`, a bound socket; `ready_fd`, which gets `progress warm-up 0 0` when the shards are asked what they are, then
-`ready PORT JSON`, with what the banner tells of them, or `failed WHY`, and later `broken WHY` when the shards should be
-replaced; `parent_fd`, whose end-of-file says that the parent is gone. Only the key that clients
-must send comes by a variable, WEFT_API_KEY.
+name (`model`) and where its files are (`folder`), where to write recordings (`record_folder`), the files in which the
+shards write how far their start has come (`progress`), and three descriptors that the process may have inherited:
+`listen_fd`, a bound socket; `ready_fd`, which gets `ready PORT JSON`, with what the banner tells of the shards, or
+`failed WHY`, and at any time `broken WHY` when the shards should be replaced; `parent_fd`, whose end-of-file says that
+the parent is gone. Only the key that clients must send comes by a variable, WEFT_API_KEY.
 """
 
 import asyncio
@@ -15,8 +14,9 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +26,23 @@ import uvloop
 
 from router.config import API_KEY, RouterConfig
 from router.engine import Engine
-from router.http.app import create_app
-from router.http.server import Server
+from router.health import LEAVING
+from router.http.app import create_app, create_door
+from router.http.health import Probes
+from router.http.server import Door, Server, listen
 from router.messages import ModelFacts
 from router.model_files import read_tokenizer
 from router.shards import Shards, ShardsLost
 from router.shelf import Shelf
+from router.startup import Startup
 from router.tenants import Keys
-from router.tokenizer import byte_tokenizer
+from router.tokenizer import Tokenizer, byte_tokenizer
 from router.validation import Validator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MOMENT = 10.0  # seconds for which clients wait while a router is replaced
+
+StartupTold = Callable[[], dict[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,58 +57,112 @@ class Order:
     ready_fd: int = -1
     parent_fd: int = -1
     record_folder: str = ""  # where recordings are written; without one nothing is recorded
+    progress: tuple[str, ...] = ()  # the files in which the shards write how far they are
 
     @classmethod
     def from_json(cls, text: str, api_key: str = "") -> "Order":
         """The key comes beside: it is no argument of the process, since others see those."""
         given: dict[str, Any] = json.loads(text)
         config = RouterConfig(**{"api_key": api_key, **given["config"]})
-        return cls(**given | {"config": config, "shards": tuple(given["shards"])})
+        lists = {name: tuple(given.get(name, ())) for name in ("shards", "progress")}
+        return cls(**given | {"config": config} | lists)
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """The port, and who stands there while nobody is let in."""
+
+    listener: socket.socket
+    door: Door
+    keys: Keys
+
+    @classmethod
+    def of(cls, order: Order) -> "Entrance":
+        keys = Keys.of(order.config)
+        given = socket.socket(fileno=order.listen_fd) if order.listen_fd >= 0 else None
+        listener = given or listen(order.config.hostname, order.config.port)
+        return cls(listener, Door(listener), keys)
+
+    async def shut(self, engine: Engine, startup: StartupTold = lambda: None) -> None:
+        await self.door.shut(create_door(Probes(engine.ailment, startup), self.keys))
+
+    async def close(self) -> None:
+        await self.door.open()
+        self.listener.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
     engine: Engine
+    entrance: Entrance
     validator: Validator
     server: Server
     shelf: Shelf | None
 
     async def drain(self, seconds: float) -> None:
-        """Take no new connection; whoever is served may get so many seconds more."""
+        """Let nobody in any more; whoever is served may get so many seconds more."""
+        self.engine.health.leave(LEAVING)
         await self.server.close_door()
+        await self.entrance.shut(self.engine)
         with suppress(TimeoutError):
             await asyncio.wait_for(self.engine.drained(), seconds)
 
     async def stop(self) -> None:
         await self.engine.stop()
         await self.server.close()
+        await self.entrance.close()
         self.validator.close()
         if self.shelf is not None:
             await asyncio.to_thread(self.shelf.close)
 
 
 async def start(order: Order) -> Running:
-    keys = Keys.of(order.config)
-    tokenizer = read_tokenizer(Path(order.folder)) if order.folder else byte_tokenizer()
-    shards = Shards(order.shards, order.config.shard_transport)
-    shelf = Shelf(Path(order.record_folder), order.config) if order.record_folder else None
-    engine = Engine(order.config, shards, tokenizer, lambda why: tell(order.ready_fd, f"broken {why}"), shelf)
-    tell(order.ready_fd, "progress warm-up 0 0")
-    await engine.start()
+    entrance = Entrance.of(order)
+    try:
+        tokenizer = read_tokenizer(Path(order.folder)) if order.folder else byte_tokenizer()
+        shards = Shards(order.shards, order.config.shard_transport)
+        shelf = Shelf(Path(order.record_folder), order.config) if order.record_folder else None
+        engine = Engine(order.config, shards, tokenizer, lambda why: tell(order.ready_fd, f"broken {why}"), shelf)
+        await start_engine(engine, entrance, Startup(order.progress))
+        running = await let_in(order, engine, entrance, tokenizer, shelf)
+    except BaseException:
+        await entrance.close()
+        raise
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGUSR1, lambda: engine.write_recording("asked for by SIGUSR1"))
+    return running
+
+
+async def start_engine(engine: Engine, entrance: Entrance, startup: Startup) -> None:
+    """Where shards are warm from an earlier router this takes a moment, and clients wait for it at the port. Otherwise,
+    or when it takes longer, they are told how things stand."""
+    starting = asyncio.create_task(engine.start())
+    try:
+        if startup.is_warm():
+            await asyncio.wait([starting], timeout=MOMENT)
+        if not starting.done():
+            await entrance.shut(engine, startup.told)
+        await starting
+    finally:
+        starting.cancel()
+        await asyncio.wait([starting])
+
+
+async def let_in(
+        order: Order, engine: Engine, entrance: Entrance, tokenizer: Tokenizer, shelf: Shelf | None) -> Running:
     try:
         validator = Validator(order.config, engine.facts, tokenizer)
     except ValueError:
         await engine.stop()
         raise
-    server = Server(create_app(engine, validator, order.config, keys, order.model))
-    running = Running(engine, validator, server, shelf)
+    server = Server(create_app(engine, validator, order.config, entrance.keys, order.model))
+    running = Running(engine, entrance, validator, server, shelf)
     try:
-        port = await running.server.open(order.config.hostname, order.config.port, order.listen_fd)
+        port = await server.open(entrance.listener)
     except OSError:
         await running.stop()
         raise
-    asyncio.get_running_loop().add_signal_handler(
-        signal.SIGUSR1, lambda: engine.write_recording("asked for by SIGUSR1"))
+    await entrance.door.open()
     tell(order.ready_fd, f"ready {port} {json.dumps(served(engine.facts))}")
     return running
 

@@ -20,6 +20,7 @@ from router.clients import Clients
 from router.config import RouterConfig
 from router.errors import NotReady, Overloaded
 from router.events import Entered, Event, Refused
+from router.health import LEAVING, Health
 from router.messages import Answer, ModelFacts, Plan
 from router.policy import Policy, without_effect
 from router.recorder import Recorder
@@ -34,6 +35,7 @@ from shard.pb import shard_pb2 as pb
 
 CALL_TIMEOUT = 10.0  # for calls that take no step
 LEAST_STEP_TIMEOUT = 30.0
+PAUSE = 0.1  # before shards are asked again
 DEFECTS, DEFECT_WINDOW = 3, 60.0
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class Engine:
         """`on_broken` hears why the shards' processes should be replaced. With a shelf the core is recorded."""
         self.config = config
         self.is_ready = False
+        self.health = Health()
         self._shards = shards
         self._tokenizer = tokenizer
         self._on_broken = on_broken
@@ -67,9 +70,11 @@ class Engine:
     # -- for those who serve
 
     async def start(self) -> None:
-        """Waits for the shards and learns what they are; `facts` are there afterwards."""
+        """Waits for the shards and learns what they are; `facts` are there afterwards. Shards that do not answer, or
+        leave meanwhile, are replaced by others; what these say against being served is raised."""
         try:
-            self.facts = await self._meet_shards()
+            while not await self._meet(Loss.DEATH):
+                pass
         except BaseException:
             await self._shards.close()
             raise
@@ -79,7 +84,6 @@ class Engine:
         self._core = self._new_core(policy)
         self._clients = Clients(self.config, self._tokenizer, self._core, self._wake.set)
         self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
-        self.is_ready = True
         self._loop = asyncio.create_task(self._run(), name="engine")
         self._loop.add_done_callback(self._ended)
 
@@ -94,14 +98,14 @@ class Engine:
         await asyncio.gather(self._loop, return_exceptions=True)
         self._alarm.cancel()
         self._forget_answers()
-        self.is_ready = False
-        self._clients.fail_everyone("the server is shutting down")
+        self.health.leave(LEAVING)
+        self._clients.fail_everyone(LEAVING)
         await self._shards.close()
 
     def submit(self, request: Request, came: float | None = None) -> Stream:
         """`came` is when the client began to ask, if that was before now."""
         if self._loop.done():
-            raise NotReady("the server is shutting down")
+            raise NotReady(LEAVING)
         events = self._core.submit(request, now())
         first = events[0]
         if isinstance(first, Refused):
@@ -113,8 +117,9 @@ class Engine:
         self._wake.set()
         return stream
 
-    def is_healthy(self) -> bool:
-        return self.is_ready and not self._loop.done()
+    def ailment(self) -> str:
+        """Why nobody should be sent here now; nothing when all is well."""
+        return self.health.ailment(now())
 
     def account(self, request_id: str) -> Account | None:
         """What can be told of a request that is served, or was of late."""
@@ -175,24 +180,26 @@ class Engine:
     def _tell(self) -> None:
         events, self._events = self._events, []
         self._clients.tell(events)
+        self._alarm.set(self._core.wake_at)
 
     def _expire(self) -> None:
         """Time ran out for somebody, whatever the loop waits for. What was there to tell before is told before."""
         self._events += self._core.expire(now())
         self._tell()
-        self._alarm.set(self._core.wake_at)
 
     def _send(self, plan: Plan) -> None:
         ahead = sum(other.plan.seconds for other in self._under_way)
         answer = self._shards.send(wire.encode(plan), ahead + self._step_timeout(plan))
         answer.add_done_callback(self._answered)
         self._under_way.append(UnderWay(plan, answer))
+        self.health.progress.sent(plan.seconds, now())
 
     def _answered(self, _: object) -> None:
         self._wake.set()
 
     def _receive(self, done: UnderWay) -> list[Event]:
         message = done.answer.result()
+        self.health.progress.ended(now())
         answer = self._decode(message, done.plan)
         stopped = self._clients.read(answer)
         return self._core.complete(done.plan.order, answer, stopped, now())
@@ -208,7 +215,7 @@ class Engine:
     def _ended(self, loop: "asyncio.Task[None]") -> None:
         if not loop.cancelled():
             log.critical("the engine's loop failed", exc_info=loop.exception())
-            self.is_ready = False
+            self.health.leave("the server failed")
             self._alarm.cancel()
             self.write_recording("the engine's loop failed")
             self._clients.fail_everyone("the server failed")
@@ -230,22 +237,31 @@ class Engine:
         except wire.Defect as defect:
             raise ShardsLost(Loss.DEFECT, str(defect)) from None
 
+    async def _meet(self, *expected: Loss) -> bool:
+        """Whether the shards are there now. A loss that is not expected is raised."""
+        try:
+            self.facts = await self._meet_shards()
+        except ShardsLost as lost:
+            if lost.loss not in expected:
+                raise
+            log.warning("the shards are not there: %s", lost)
+            self._judge(lost)
+            await asyncio.sleep(PAUSE)
+            return False
+        self.is_ready = True
+        self.health.well()
+        return True
+
     async def _recover(self, lost: ShardsLost) -> None:
         log.warning("the shards are lost (%s): %s", lost.loss.name.lower(), lost)
         self.is_ready = False
+        self.health.ill(f"the shards are lost ({lost.loss.name.lower()}) and not back yet")
         self._events += self._core.shards_lost(now(), lost.loss)
         self._tell()
-        self._alarm.set(self._core.wake_at)
         self._judge(lost)
         await self._settle_answers()
-        while not self.is_ready:
-            try:
-                self.facts = await self._meet_shards()
-                self.is_ready = True
-            except ShardsLost as again:
-                log.warning("the shards are not back: %s", again)
-                self._judge(again)
-                await asyncio.sleep(0.1)
+        while not await self._meet(*Loss):
+            pass
         self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
         log.info("the shards are back, epoch %d", self._epoch)
 

@@ -71,6 +71,12 @@ class Register:
                 events.append(self._expire(sequence, now))
         return events
 
+    def wait_again(self, sequence: Sequence) -> None:
+        """It goes back to the queue with what it has. Its time may have run out while it ran, or was about to tell."""
+        sequence.state = State.WAITING
+        self._queue.push(sequence)
+        self._deadlines.add(sequence)
+
     # -- ends
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> Finished:

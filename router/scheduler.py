@@ -281,14 +281,12 @@ class Scheduler:
     def _wait_once_answered(self, sequence: Sequence) -> None:
         """Who yielded waits again as soon as none of its tokens is under way."""
         if sequence.state is State.YIELDING and not sequence.in_flight:
-            sequence.state = State.WAITING
-            self._queue.push(sequence)
+            self.sequences.wait_again(sequence)
 
     def _back_to_queue(self, sequence: Sequence) -> None:
         sequence.forget_cache()
         sequence.in_flight = 0
-        sequence.state = State.WAITING
-        self._queue.push(sequence)
+        self.sequences.wait_again(sequence)
 
     def _fail_misfits(self, sequences: list[Sequence], now: float) -> list[Event]:
         blocks = self.running.blocks

@@ -4,7 +4,7 @@ Knows gRPC, not what messages mean. Whatever goes wrong on the way is a `ShardsL
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from itertools import cycle
 from typing import Any
@@ -23,7 +23,7 @@ OPTIONS = [
     # A shard that is started anew listens at the same path: look often, it is cheap.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 250),
     # Every Shards has connections of its own, also to a path that another one of this process knew.
     ("grpc.use_local_subchannel_pool", 1),
 ]
@@ -33,9 +33,12 @@ LOSSES = {
     grpc.StatusCode.INVALID_ARGUMENT: Loss.DEFECT,
     grpc.StatusCode.ALREADY_EXISTS: Loss.DEFECT,
 }
+BEGINNINGS = (pb.WarmupRequest, pb.ResetRequest)
 STEPS = (pb.PrefillRequest, pb.DecodeRequest)
 SEVERITY = [Loss.DEFECT, Loss.STEP_ERROR, Loss.DEATH]  # what follows a failure in its epoch is refused, and says less
 FIRST_WORD = 5.0  # seconds for a shard that listens to say that it does
+MUTE_AFTER = 5.0  # seconds without a connection after which it is looked at why there is none
+UNIX = "unix:"
 NO_SERVICE = b""  # a HealthCheckRequest that names none
 ANSWERS: dict[str, Any] = {
     "Info": pb.InfoAnswer, "Warmup": pb.WarmupAnswer, "Reset": pb.ResetAnswer, "Prefill": pb.StepAnswer,
@@ -64,6 +67,7 @@ class Rank:
     """One shard process: a channel, its calls, and a line for the verbs that take steps."""
 
     def __init__(self, address: str, on_gone: Callable[[], None], *, stream: bool) -> None:
+        self._address = address
         self._on_gone = on_gone
         self._stream = stream
         self._channel = grpc.aio.insecure_channel(address, options=OPTIONS)
@@ -91,11 +95,21 @@ class Rank:
 
     async def ready(self) -> None:
         """Waits until it listens, and watches it from then on: from its first word, or from when that is overdue."""
-        await self._channel.channel_ready()
+        await self._connected()
         watch = self._watch(NO_SERVICE)
         word = asyncio.ensure_future(watch.read())
-        await asyncio.wait([word], timeout=FIRST_WORD)
         self._watching = asyncio.create_task(self._watch_over(watch, word))
+        await asyncio.wait([word], timeout=FIRST_WORD)
+
+    async def _connected(self) -> None:
+        """However long a shard may load: what counts as hung is one that can be called and says nothing."""
+        ready = asyncio.ensure_future(self._channel.channel_ready())
+        try:
+            while not (await asyncio.wait([ready], timeout=MUTE_AFTER))[0]:
+                if await is_mute(self._address):
+                    raise ShardsLost(Loss.DEATH, "a shard listens and does not speak", broken=True)
+        finally:
+            ready.cancel()
 
     async def _watch_over(self, watch: Any, word: "asyncio.Future[Any]") -> None:
         """As long as this call is open the shard knows that its router is there, and we know that the shard is. A word
@@ -160,7 +174,7 @@ class Shards:
         # All are watched anew: a watch from before may not have heard yet that its shard is gone.
         await asyncio.gather(*(rank.look_away() for rank in self._ranks))
         self.is_gone = False
-        await asyncio.gather(*(rank.ready() for rank in self._ranks))
+        await together([rank.ready() for rank in self._ranks])
 
     def _note_gone(self) -> None:
         self.is_gone = True
@@ -207,6 +221,36 @@ class Shards:
         return results
 
 
+async def together(all_of_them: list[Coroutine[Any, Any, None]]) -> None:
+    """With the first that fails the others are given up."""
+    tasks = [asyncio.ensure_future(one) for one in all_of_them]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def is_mute(address: str) -> bool:
+    """Whether a process has this socket open and does not use it: gRPC's servers speak first."""
+    if not address.startswith(UNIX):
+        return False
+    try:
+        reader, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX))
+    except OSError:
+        return False  # nobody listens yet
+    try:
+        await asyncio.wait_for(reader.read(1), MUTE_AFTER)
+    except TimeoutError:
+        return True
+    except OSError:
+        pass  # it left
+    finally:
+        writer.close()
+    return False
+
+
 def worst(messages: list[Any], results: list[Outcome], world_size: int) -> ShardsLost | None:
     """The trouble that says most among the results of all messages, rank by rank."""
     lost = [loss_of(result, message, world_size) for result, message in zip(results, cycle(messages), strict=False)
@@ -217,7 +261,9 @@ def worst(messages: list[Any], results: list[Outcome], world_size: int) -> Shard
 def loss_of(trouble: Trouble, message: Any, world_size: int) -> ShardsLost:
     loss = LOSSES.get(trouble.code, Loss.DEATH)
     broken = trouble.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    if loss is Loss.STEP_ERROR and world_size > 1:
+    if loss is Loss.STEP_ERROR and isinstance(message, BEGINNINGS):
+        loss = Loss.DEFECT  # whatever it is, no rank waits for another, and others would say the same
+    elif loss is Loss.STEP_ERROR and world_size > 1:
         # Ranks that failed between two collectives are not in step, and some may wait for the others for ever.
         loss, broken = Loss.DEATH, True
     elif loss is Loss.STEP_ERROR and not isinstance(message, STEPS):

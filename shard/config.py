@@ -60,6 +60,7 @@ class ShardConfig:
         -1, "Descriptor that gets lines `progress PHASE DONE TOTAL`, and `ready` once the shard listens; -1: none.")
     parent_fd: int = setting(-1, "Descriptor whose end-of-file says that the parent is gone; -1: none.")
     step_log: str = setting("", "File that gets begin and end of every step, for benchmarks; empty: none.")
+    progress: str = setting("", "File that tells how far the start has come; empty: none.")
     model: str = setting("", "Folder of the model; empty: a simulated one.")
     memory: str = setting("", "File that remembers what was found out about this machine; empty: none.")
     meeting_point: str = setting("", "File, new for every start of the shards, at which several of them meet.")

@@ -25,7 +25,7 @@ from shard.models.config import ModelConfig
 from shard.models.decoder import LanguageModel
 from shard.models.table import load_model
 from shard.precision import Memory, choose_dtype, find_quickest, name, packed_product, settled
-from shard.progress import Progress, silent
+from shard.progress import CHECK, LOAD, OnProgress, untold
 from shard.runner import Runner
 from shard.sampling import Sampler
 from shard.system import count_cores
@@ -65,7 +65,7 @@ class Loaded:
         return host_room(read_host(), self.memory_fraction, self.num_sharing)
 
 
-def load(config: ShardConfig, on_progress: Progress = silent) -> Loaded:
+def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     num_gpus, folder = torch.cuda.device_count(), Path(config.model)
     device = choose_device(config.device, config.rank, num_gpus)
     if device.type == "cpu":
@@ -83,7 +83,7 @@ def load(config: ShardConfig, on_progress: Progress = silent) -> Loaded:
         needed = needed * dtype.itemsize // described.dtype.itemsize
     check_room(needed, device, group, num_gpus)
     with Weights(folder, dtype, device, described.quantization, config.quantize,
-                 on_read=partial(on_progress, "load")) as weights:
+                 on_read=partial(on_progress, LOAD)) as weights:
         model = read_weights(weights, folder, described, group)
     log.info("loaded %s in %s on %s", described.architecture, name(dtype), device)
     if weights.quantization:
@@ -94,7 +94,7 @@ def load(config: ShardConfig, on_progress: Progress = silent) -> Loaded:
                                  "quantize": config.quantize}
     layer = model.cut(1)
     gate = Gate(layer, described, attention, partial(make_cache, layer, 16, dtype=dtype, device=device), device)
-    on_progress("check", 0, 0)
+    on_progress(CHECK, 0, 0)
     inexact = examine(gate, group, memory, fingerprint(shape))
     if inexact:
         log.warning("answers may depend on what else is served at the same time: %s", inexact)

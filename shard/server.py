@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shard.config import ShardConfig
 from shard.pb import shard_pb2_grpc
-from shard.progress import Lines
+from shard.progress import LOAD, WARM_UP, Lines, OnProgress, telling, untold
 from shard.service import ShardService, Worker, on_time
 from shard.simulated import SimulatedWorker
 from shard.steplog import timing
@@ -97,33 +97,38 @@ async def serve(config: ShardConfig) -> int:
     """The exit code."""
     stop, compute = asyncio.Event(), ThreadPoolExecutor(1, "compute")
     watch_parent(config.parent_fd, PARENT_GRACE, stop.set)
-    try:
-        worker = await load(config, compute, stop)
-    except (ValueError, OSError) as error:
-        fail(config.ready_fd, str(error))
-        return 1
-    await keep(config, worker, compute, stop)
+    with telling(config.progress) as on_progress:
+        on_progress(LOAD, 0, 0)
+        try:
+            worker = await load(partial(make_worker, config, Lines(config.ready_fd, on_progress)), compute, stop)
+        except (ValueError, OSError) as error:
+            fail(config.ready_fd, str(error))
+            return 1
+        await keep(config, worker, compute, stop, on_progress)
     return 0
 
 
-async def keep(config: ShardConfig, worker: Worker, compute: ThreadPoolExecutor, stop: asyncio.Event) -> None:
+async def keep(config: ShardConfig, worker: Worker, compute: ThreadPoolExecutor, stop: asyncio.Event,
+               on_progress: OnProgress) -> None:
     """Serve until `stop` is set."""
     lateness = worker.lateness if isinstance(worker, SimulatedWorker) else on_time
     with timing(config.step_log) as run_step:
-        service = ShardService(worker, config.gap_timeout, lateness, run_step, compute)
+        service = ShardService(worker, config.gap_timeout, lateness, run_step, compute,
+                               on_progress=on_progress)
         async with listening(config.socket, service, Presence(config.router_grace, stop.set)):
             for number in SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
             calm_collector()
+            on_progress(WARM_UP, 0, 0)
             tell(config.ready_fd, "ready")
             await stop.wait()
             end_within(STOP_LIMIT)
 
 
-async def load(config: ShardConfig, compute: ThreadPoolExecutor, stop: asyncio.Event) -> Worker:
+async def load(make: Callable[[], Worker], compute: ThreadPoolExecutor, stop: asyncio.Event) -> Worker:
     """In the thread that will compute, so that all that belongs to a thread is there once. Nothing can interrupt it:
     a signal ends the process as if it had no handler, and so does the wish to stop."""
-    loading = asyncio.get_running_loop().run_in_executor(compute, make_worker, config)
+    loading = asyncio.get_running_loop().run_in_executor(compute, make)
     stopping = asyncio.create_task(stop.wait())
     either: list[asyncio.Future[Any]] = [loading, stopping]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -133,11 +138,11 @@ async def load(config: ShardConfig, compute: ThreadPoolExecutor, stop: asyncio.E
     return await loading
 
 
-def make_worker(config: ShardConfig) -> Worker:
+def make_worker(config: ShardConfig, on_progress: OnProgress = untold) -> Worker:
     if not config.model:
         return SimulatedWorker(config)
     module, _, name = MODEL_WORKER.partition(":")
-    worker: Worker = getattr(import_module(module), name)(config, on_progress=Lines(config.ready_fd))
+    worker: Worker = getattr(import_module(module), name)(config, on_progress=on_progress)
     return worker
 
 

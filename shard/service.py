@@ -17,6 +17,7 @@ from shard.line import Line
 from shard.orders import Answer, Arrival, Code, Orders, Trouble, arrive, attempt, settle, trouble
 from shard.pb import shard_pb2 as pb
 from shard.pb import shard_pb2_grpc
+from shard.progress import READY, OnProgress, untold
 from shard.steplog import RunStep, untimed
 
 
@@ -58,14 +59,16 @@ def on_time(_epoch: int, _order: int) -> float:
 
 class ShardService(shard_pb2_grpc.ShardServicer):
     def __init__(self, worker: Worker, gap_timeout: float, lateness: Callable[[int, int], float] = on_time,
-                 run_step: RunStep = untimed, compute: ThreadPoolExecutor | None = None) -> None:
+                 run_step: RunStep = untimed, compute: ThreadPoolExecutor | None = None, *,
+                 on_progress: OnProgress = untold) -> None:
         """`lateness` says by how many seconds the answer to a step, given by epoch and order, is kept back. `run_step`
         calls the verb with the request, in the compute thread: that of `compute`, where the worker was made if it needs
-        to be where it computes. It is the service's from now on."""
+        to be where it computes. It is the service's from now on. `on_progress` hears when the shard is warm."""
         self.worker = worker
         self.calls: Counter[str] = Counter()
         self._lateness = lateness
         self._run_step = run_step
+        self._on_progress = on_progress
         self._compute = compute or ThreadPoolExecutor(1, "compute")
         self._orders = Orders(self._compute, gap_timeout)
         self._loading = ThreadPoolExecutor(1, "loading")
@@ -99,7 +102,9 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupAnswer:
         self.calls["Warmup"] += 1
-        return await self._beside(self._compute, partial(self.worker.warmup, request), context)
+        answer = await self._beside(self._compute, partial(self.worker.warmup, request), context)
+        self._on_progress(READY, 0, 0)
+        return answer
 
     async def Reset(self, request: pb.ResetRequest, context: Context) -> pb.ResetAnswer:
         self.calls["Reset"] += 1

@@ -79,7 +79,7 @@ class Weights:
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, form: Format | None = None,
-                 quantize: str = "", *, on_read: Callable[[int, int], None] = lambda _done, _total: None) -> None:
+                 quantize: str = "", *, on_read: Callable[[int, int], object] = lambda _done, _total: None) -> None:
         """Tensors come as `dtype` unless asked otherwise, on `device`. `form`: how the checkpoint is quantised;
         `quantize`: what products that are not shall be kept as. `on_read` hears how many bytes the tensors have that
         were asked for, and how many all."""
@@ -90,6 +90,8 @@ class Weights:
         self._folder = folder
         self._stored: dict[str, Stored] = {}
         self._claimed: set[str] = set()
+        self._on_read = on_read
+        self._num_read = 0
         self._brief = torch.empty(0)
         self._stage = torch.empty(STAGE_BYTES[device.type], dtype=torch.uint8)
         listing = list_files(folder)

@@ -19,7 +19,7 @@ from shard.loading import Loaded, load
 from shard.memory import check_fitting, explain, num_fitting, reason
 from shard.pb import shard_pb2 as pb
 from shard.precision import name
-from shard.progress import Progress, silent
+from shard.progress import OnProgress, untold
 from shard.sequence import Limits
 from shard.warmup import PATIENCE, Rehearsal, Sizes
 
@@ -37,7 +37,7 @@ def leave() -> None:
 
 class ModelWorker:
     def __init__(self, config: ShardConfig, exit: Callable[[], object] = leave,  # noqa: A002 - what it does
-                 on_progress: Progress = silent) -> None:
+                 on_progress: OnProgress = untold) -> None:
         """Loads the model; raises ValueError when it cannot be served. `exit` ends the process at once."""
         self._exit = exit
         self._loaded: Loaded = load(config, on_progress)

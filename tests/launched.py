@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
@@ -19,9 +19,9 @@ PROMPT = "Once upon a time"
 class Weft:
     """A server that was started, and its client."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, command: Sequence[str | Path] = (WEFT,)) -> None:
         self.process = subprocess.Popen(
-            [WEFT, "serve", "--port", "0", *arguments], cwd=folder, text=True,
+            [*command, "serve", "--port", "0", *arguments], cwd=folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self.process.stdout
         self.banner = [self.process.stdout.readline() for _ in range(6)]
@@ -69,9 +69,9 @@ class Weft:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str) -> Iterator[Weft]:
+def serving(folder: Path, *arguments: str, command: Sequence[str | Path] = (WEFT,)) -> Iterator[Weft]:
     """Started in `folder`."""
-    weft = Weft(folder, *arguments)
+    weft = Weft(folder, *arguments, command=command)
     try:
         yield weft
     finally:

@@ -167,9 +167,9 @@ class Served(Weft):
         self.validator = Validator(self.config, self.engine.facts, self.tokenizer)
         self.server = Server(create_app(self.engine, self.validator, self.config, Keys.of(self.config)))
         # Small buffers in the kernel, so that a client that does not read is noticed after few bytes.
-        listener = socket.create_server(("127.0.0.1", 0))
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        self.port = await self.server.open("", 0, listener.detach())
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            self.port = await self.server.open(listener)
         self.http = aiohttp.ClientSession(f"http://127.0.0.1:{self.port}", connector=aiohttp.TCPConnector(limit=0))
 
     async def stop(self) -> None:

@@ -1,15 +1,19 @@
-"""Puts the dialects together as one aiohttp application, in which every error has the same shape.
+"""Puts the dialects together as one aiohttp application, in which every error has the same shape; and the door that
+stands in for it before it is there and while it leaves.
 
 Knows nothing of what the routes do. Serve it with `handler_cancellation=True`: a client that leaves ends its request.
 """
+
+from typing import NoReturn
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from router.config import RouterConfig
-from router.errors import Cancelled
+from router.errors import Cancelled, NotReady
 from router.http.errors import Told
 from router.http.headers import identity
+from router.http.health import Probes
 from router.http.keys import check_keys
 from router.http.requests import Requests
 from router.http.tgi import Engine, Tgi
@@ -26,7 +30,25 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[tell_errors, check_keys(keys)])
     app.add_routes(Tgi(engine, validator, config, model or engine.facts.model).routes())
     app.add_routes(Requests(engine).routes())
+    app.add_routes(Probes(engine.ailment, lambda: None).routes())
     return app
+
+
+def create_door(probes: Probes, keys: Keys) -> web.Application:
+    """Probes are answered, and all others may come again later. No connection stays: the next one may find more."""
+    async def later(_: web.Request) -> NoReturn:
+        raise NotReady(probes.ailment() or "it is about to be")
+
+    door = web.Application(middlewares=[close_after, tell_errors, check_keys(keys)])
+    door.add_routes([*probes.routes(), web.route("*", "/{path:.*}", later)])
+    return door
+
+
+@web.middleware
+async def close_after(request: web.Request, handler: Handler) -> web.StreamResponse:
+    answer = await handler(request)
+    answer.force_close()
+    return answer
 
 
 @web.middleware

@@ -10,7 +10,8 @@ from router.request import Tenant
 from router.tenants import Keys
 
 TENANT = web.RequestKey("tenant", Tenant)
-OPEN_TO_ALL = frozenset({"/health"})  # asked by load balancers, and tells nothing of anybody
+# Asked by load balancers, and telling nothing of anybody.
+OPEN_TO_ALL = frozenset({"/health", "/live", "/ping", "/ready", "/startup"})
 
 
 def check_keys(keys: Keys) -> Middleware:

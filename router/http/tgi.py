@@ -20,7 +20,6 @@ from router.accounts import Account
 from router.config import RouterConfig
 from router.errors import Cancelled, InvalidRequest
 from router.http.body import Foreign, read_body
-from router.http.errors import Told
 from router.http.headers import Caller, identity, timings
 from router.http.rendering import Answer, Collector, Streaming, error_event
 from router.http.sse import EventStream, Outbox, Pump, event_stream
@@ -46,7 +45,7 @@ class Engine(Protocol):
 
     def may_use(self, request_id: str, tenant: Tenant) -> bool: ...
 
-    def is_healthy(self) -> bool: ...
+    def ailment(self) -> str: ...
 
 
 class Parameters(Foreign):
@@ -140,7 +139,6 @@ class Tgi:
         return [
             web.post("/generate", self.generate),
             web.post("/generate_stream", self.generate_stream),
-            web.get("/health", self.health),
             web.get("/info", self.info),
         ]
 
@@ -167,11 +165,6 @@ class Tgi:
             except Exception as error:
                 out.write(error_event(error).encode())
         return out.response
-
-    async def health(self, _: web.Request) -> web.Response:
-        if self._engine.is_healthy():
-            return web.Response()
-        return Told(503, "healthcheck", "unhealthy").response()
 
     async def info(self, _: web.Request) -> web.Response:
         facts, config, limits = self._engine.facts, self._config, self._validator.limits

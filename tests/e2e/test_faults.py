@@ -68,7 +68,7 @@ def test_that_shards_are_gone_is_noticed_while_nobody_is_served(tmp_path, ranks)
         lost = weft.watch("shards_lost")
         await weft.replace()
         await lost.get()
-        assert not weft.engine.is_healthy()
+        assert weft.engine.ailment()
         await weft.check_idle()
     play(story, tmp_path, ranks=ranks)
 

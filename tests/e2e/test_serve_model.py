@@ -1,26 +1,21 @@
 """`weft serve` with a small real model: it says what transformers says, whatever befalls its shards."""
 
-import asyncio
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 from checkpoints import tiny_checkpoint
-from launched import PROMPT, WEFT, Weft, serving, tokens
+from crowd import LENGTH, NUM_STREAMS, Probe, hear_all
+from launched import PROMPT, WEFT, serving, tokens
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # processes that load torch, some of them twice
 
 SHARD = "shard.server"
 SMALL = ("--max-batch-total-tokens", "65536", "--threads", "1")  # threads wait for each other on a busy machine
-NUM_STREAMS, LENGTH = 32, 60
-MIDDLE = NUM_STREAMS * LENGTH // 5  # tokens of all streams together; none is at its end then
 
 
 @pytest.fixture(scope="module")
@@ -108,45 +103,16 @@ def test_a_model_that_cannot_be_loaded_is_one_line(model: Path, tmp_path: Path) 
 # -- streams that go on
 
 
-def asked(number: int) -> dict[str, Any]:
-    """Every other one is greedy; the others draw, each from a seed of its own."""
-    draws = {"do_sample": True, "seed": number, "temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
-    return {"inputs": f"{number} " * (1 + 3 * number) + PROMPT,
-            "parameters": {"max_new_tokens": LENGTH} | (draws if number % 2 else {})}
-
-
-async def listen(http: aiohttp.ClientSession, number: int, on_token: Callable[[], None]) -> list[dict[str, Any]]:
-    events = []
-    async with http.post("/generate_stream", json=asked(number)) as answer:
-        async for line in answer.content:
-            if line.startswith(b"data:"):
-                events.append(json.loads(line[5:]))
-                on_token()
-    return events
-
-
-def hear_all(weft: Weft, in_the_middle: Callable[[], None]) -> list[list[dict[str, Any]]]:
-    """The events of all streams, each as a list."""
-    num_heard = 0
-
-    def count() -> None:
-        nonlocal num_heard
-        num_heard += 1
-        if num_heard == MIDDLE:
-            in_the_middle()
-
-    async def main() -> list[list[dict[str, Any]]]:
-        async with aiohttp.ClientSession(weft.url, connector=aiohttp.TCPConnector(limit=0)) as http:
-            return await asyncio.gather(*(listen(http, number, count) for number in range(NUM_STREAMS)))
-    return asyncio.run(main())
-
-
 @pytest.mark.parametrize("num_shard", [1, 2])
 def test_a_shard_that_is_killed_changes_no_token(model: Path, tmp_path: Path, num_shard: int) -> None:
     with serving(tmp_path, str(model), "--num-shard", str(num_shard), *SMALL) as weft:
-        undisturbed = hear_all(weft, lambda: None)
+        undisturbed = hear_all(weft)
         shards = weft.pids(SHARD)
-        disturbed = hear_all(weft, lambda: os.kill(shards[-1], signal.SIGKILL))
+
+        async def kill(_: Probe) -> None:
+            os.kill(shards[-1], signal.SIGKILL)
+
+        disturbed = hear_all(weft, kill)
         assert not set(shards) & set(weft.pids(SHARD))
     assert [len(events) for events in undisturbed] == [LENGTH] * NUM_STREAMS
     assert disturbed == undisturbed

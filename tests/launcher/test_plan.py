@@ -24,6 +24,13 @@ def test_every_shard_has_a_socket_of_its_own_and_the_router_knows_them_by_rank()
     assert plan.router.settings["shards"] == sockets
 
 
+def test_every_shard_writes_how_far_it_is_where_the_router_reads_it() -> None:
+    plan = make_plan(RouterConfig(), SHARD, 2, "/folder", None, environment={})
+    files = [child.settings["progress"] for child in plan.shards]
+    assert files == ["/folder/progress-0", "/folder/progress-1"]
+    assert plan.router.settings["progress"] == files
+
+
 def test_children_never_import_from_the_current_folder() -> None:
     plan = make_plan(RouterConfig(), SHARD, 1, "/folder", None, environment={})
     assert plan.router.command()[:4] == (sys.executable, "-P", "-m", "router")

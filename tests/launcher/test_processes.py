@@ -177,12 +177,32 @@ def test_a_child_that_does_not_end_when_asked_is_made_to() -> None:
 # -- all of them
 
 
-def test_a_server_is_ready_when_all_are_and_the_router_comes_last(serving: Callable[..., None], births: Births) -> None:
+def test_a_server_is_ready_when_all_are_and_they_start_together(serving: Callable[..., None], births: Births) -> None:
     async def story(served: Served) -> None:
-        assert await births.next(2) == {"s0", "s1"}
-        assert await births.next(1) == {"router"}
+        assert await births.next(3) == {"s0", "s1", "router"}
         await served.ready.wait()
     serving(story)
+
+
+def test_a_router_that_is_ready_is_not_enough(serving: Callable[..., None], births: Births) -> None:
+    async def story(served: Served) -> None:
+        await births.next(3)
+        assert await served.server._router[0].ready
+        assert not served.ready.is_set()
+    serving(story, shard=BORN + WAIT)
+
+
+def test_shards_that_are_broken_are_replaced_though_the_router_cannot_become_ready(
+        serving: Callable[..., None], births: Births, capfd: pytest.CaptureFixture[str]) -> None:
+    async def story(served: Served) -> None:
+        await births.next(3)
+        await served.ready.wait()
+        served.server._router[0].send(signal.SIGKILL)
+        assert await births.next(3) == {"router", "s0", "s1"}
+    note = "times = open(told['births'] + '.times', 'a+'); times.write('x'); times.seek(0); "
+    told = "os.write(told['ready_fd'], b'broken no answer\\n' if len(times.read()) > 1 else b'ready\\n'); "
+    serving(story, router=BORN + note + told + WAIT)
+    assert "weft: the shards do not work: no answer\n" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("part", ["shard", "router"])
@@ -236,8 +256,11 @@ def test_shards_that_the_router_finds_broken_are_replaced(
         serving: Callable[..., None], births: Births, capfd: pytest.CaptureFixture[str]) -> None:
     async def story(served: Served) -> None:
         await births.next(3)
+        await served.ready.wait()
+        served.server._router[0].send(signal.SIGUSR1)
         assert await births.next(2) == {"s0", "s1"}
-    serving(story, router=BORN + READY + "os.write(told['ready_fd'], b'broken no answer\\n'); " + WAIT)
+    on_signal = "signal.signal(signal.SIGUSR1, lambda *_: os.write(told['ready_fd'], b'broken no answer\\n')); "
+    serving(story, router=START + on_signal + BORN.removeprefix(START) + READY + WAIT)
     assert "weft: the shards do not work: no answer\n" in capfd.readouterr().err
 
 

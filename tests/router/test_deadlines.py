@@ -19,6 +19,17 @@ def test_the_earliest_comes_first_and_each_once() -> None:
     assert deadlines.next() is None
 
 
+def test_who_was_named_and_waits_again_is_named_again_and_who_was_not_only_once() -> None:
+    deadlines, named, other = Deadlines(), sequence(1, 2.0), sequence(2, 5.0)
+    deadlines.add(named)
+    deadlines.add(other)
+    assert deadlines.due(13.0) == [named]
+    for one in (named, other):
+        deadlines.add(one)
+    assert deadlines.due(20.0) == [named, other]
+    assert deadlines.next() is None
+
+
 def test_what_is_over_has_no_deadline() -> None:
     deadlines, one = Deadlines(), sequence(1, 5.0)
     deadlines.add(one)

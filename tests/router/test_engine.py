@@ -6,7 +6,7 @@ import pytest
 from hearing import Heard, ask
 from serving import play, weft
 
-from router import engine
+from router import engine, health
 from router.delivery import Delivery
 from router.engine import Engine
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
@@ -31,7 +31,7 @@ def test_the_engine_learns_what_the_shards_are(tmp_path):
     async def story(weft):
         facts = weft.engine.facts
         assert (facts.model, facts.num_blocks, facts.block_size, facts.world_size) == ("simulated", 50, 32, 2)
-        assert weft.engine.is_healthy()
+        assert not weft.engine.ailment()
         assert weft.calls == {"Info": 2, "Warmup": 1, "Reset": 1}
     play(story, tmp_path, num_blocks=50, block_size=32, ranks=2)
 
@@ -57,7 +57,7 @@ def test_stopping_fails_whoever_is_still_served(tmp_path):
         for heard in await asyncio.gather(*waiting):
             assert isinstance(heard.error, NotReady)
             heard.check_beginning(weft.model)
-        assert not weft.engine.is_healthy()
+        assert weft.engine.ailment()
         with pytest.raises(NotReady):
             weft.submit()
     play(story, tmp_path, gated=True, max_batch_size=2)
@@ -185,10 +185,10 @@ def test_who_comes_while_the_shards_are_away_is_served_when_they_are_back(tmp_pa
         first = asyncio.create_task(Heard.all_of(weft.submit("a loom", 40)))
         lost = weft.watch("shards_lost")
         await lost.get()
-        assert not weft.engine.is_healthy()
+        assert weft.engine.ailment()
         await weft.hear_right(ask("another"))
         (await first).check(weft.model)
-        assert weft.engine.is_healthy()
+        assert not weft.engine.ailment()
     play(story, tmp_path, faults="die@decode:3")
 
 
@@ -352,7 +352,7 @@ def test_a_mistake_in_the_core_fails_everybody_and_is_told(tmp_path):
         for stream in streams:
             assert isinstance((await Heard.all_of(stream)).error, NotReady)
         await weft.engine.crashed()
-        assert not weft.engine.is_healthy()
+        assert weft.engine.ailment()
         await weft.engine.drained()
         with pytest.raises(NotReady):
             weft.submit()
@@ -508,6 +508,32 @@ def test_starting_waits_for_the_shards(tmp_path):
         await starting
         await made.hear_right(ask())
     play(story, tmp_path)
+
+
+@pytest.mark.slow
+def test_shards_that_hang_when_the_router_starts_are_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "CALL_TIMEOUT", 0.3)
+
+    async def story(weft):
+        assert [why.partition(":")[0] for why in weft.broken] == ["deadline_exceeded"]
+        await weft.hear_right(ask())
+    play(story, tmp_path, faults="hang@reset:1")
+
+
+def test_a_step_that_does_not_end_ails_the_server_until_it_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(health, "LEAST_BOUND", 0.0)
+    monkeypatch.setattr(health, "FACTOR", 0.0)
+
+    async def story(weft):
+        assert not weft.engine.ailment()
+        hearing = asyncio.create_task(Heard.all_of(weft.submit("a loom", 5)))
+        await weft.gate.arrival()
+        assert "no step has ended" in weft.engine.ailment()
+        weft.gate.open()
+        (await hearing).check(weft.model)
+        await weft.settle()
+        assert not weft.engine.ailment()
+    play(story, tmp_path, gated=True)
 
 
 @pytest.mark.parametrize(("faults", "ranks", "why"), [

@@ -17,6 +17,11 @@ def test_an_order_needs_no_descriptors() -> None:
     assert Order.from_json(text) == Order(RouterConfig(look_ahead=1), ("unix:/a", "unix:/b"), "", "", -1, -1, -1)
 
 
+def test_an_order_names_the_files_in_which_shards_write_how_far_they_are() -> None:
+    text = json.dumps({"config": {}, "shards": [], "progress": ["/a", "/b"]})
+    assert Order.from_json(text).progress == ("/a", "/b")
+
+
 def test_the_key_of_clients_comes_beside_the_order() -> None:
     text = json.dumps({"config": {}, "shards": []})
     assert Order.from_json(text, "sk-loom").config.api_key == "sk-loom"

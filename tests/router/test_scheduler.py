@@ -70,6 +70,34 @@ def test_newcomers_run_alongside_who_decodes():
     assert set(plan.expects) == {first, second}
 
 
+def test_who_lost_its_place_after_its_time_ran_out_ends_before_it_runs_again():
+    core = scheduler(look_ahead=1)
+    number = submit(core, timeout=5.0)
+    step(core)
+    assert core.expire(6.0) == []  # it runs, and would end with its next token
+    core.shards_lost(6.0, Loss.DEATH)
+    assert core.wake_at == 5.0
+    assert core.expire(6.0) == [Finished(number, FinishReason.TIMEOUT)]
+
+
+def test_whose_first_token_was_on_its_way_when_its_time_ran_out_and_the_shards_were_lost_is_told_so():
+    core = scheduler(look_ahead=1)
+    number = submit(core, timeout=5.0)
+    core.plan(0.0)
+    assert core.expire(6.0) == []
+    core.shards_lost(6.0, Loss.DEATH)
+    assert [event.sequence for event in core.expire(6.0)] == [number]
+
+
+def test_who_gives_its_place_up_after_its_time_ran_out_ends_and_does_not_wait_for_another():
+    core = scheduler(look_ahead=1)
+    number = submit(core, timeout=5.0)
+    step(core)
+    assert core.expire(6.0) == []
+    core.hold(number, 6.0)
+    assert core.expire(6.0) == [Finished(number, FinishReason.TIMEOUT)]
+
+
 def test_no_more_steps_than_look_ahead_are_under_way():
     core = scheduler(look_ahead=2)
     submit(core)

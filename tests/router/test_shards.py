@@ -1,6 +1,7 @@
 """The ranks as one object, against servers that note every byte and answer as they are told."""
 
 import asyncio
+import socket
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -8,7 +9,9 @@ import grpc
 import pytest
 import uvloop
 
-from router.shards import ANSWERS, METHODS, Shards, ShardsLost
+from router import shards as module
+from router.line import Trouble
+from router.shards import ANSWERS, METHODS, Shards, ShardsLost, is_mute, loss_of
 from router.trials import Loss
 from shard.line import Line
 from shard.pb import shard_pb2 as pb
@@ -195,6 +198,42 @@ def test_of_several_ranks_one_that_failed_in_a_step_breaks_all(tmp_path, transpo
             await shards.send([pb.DecodeRequest()], 5.0)
         assert (lost.value.loss, lost.value.broken) == (Loss.DEATH, True)
     play(story, tmp_path, transport=transport, ranks=2)
+
+
+@pytest.mark.parametrize("message", [pb.WarmupRequest(), pb.ResetRequest()])
+def test_what_fails_before_any_step_breaks_no_rank(message):
+    """No rank waits there for another, and new ones would say the same."""
+    lost = loss_of(Trouble(Code.INTERNAL, "no room"), message, 2)
+    assert (lost.loss, lost.broken) == (Loss.DEFECT, False)
+
+
+def test_a_shard_that_has_its_socket_open_and_does_not_speak_is_broken(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MUTE_AFTER", 0.05)
+
+    async def story():
+        shards = Shards([f"unix:{tmp_path}/shard", f"unix:{tmp_path}/nobody"])
+        with pytest.raises(ShardsLost, match="does not speak") as lost:
+            await shards.connect()
+        assert lost.value.broken
+        await shards.close()
+
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(f"{tmp_path}/shard")
+        mute.listen()
+        asyncio.run(story())
+
+
+def test_who_speaks_or_is_not_there_or_leaves_is_not_mute(tmp_path):
+    async def story():
+        async def answer(_, writer):
+            writer.close()
+
+        address = f"{tmp_path}/shard"
+        assert not await is_mute(f"unix:{address}")
+        assert not await is_mute("127.0.0.1:1")
+        async with await asyncio.start_unix_server(answer, address):
+            assert not await is_mute(f"unix:{address}")
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("before", [pb.FilterRequest(), pb.ConcatRequest()])

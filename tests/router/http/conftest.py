@@ -36,7 +36,7 @@ class ScriptedEngine:
                                 num_blocks=100, exact=True)
         self.scripts = [*scripts]
         self.refusals: list[Exception] = []
-        self.healthy = True
+        self.ailing = ""
         self.streams: list[Stream] = []
         self.accounts = Accounts()
         self.left: list[Request] = []
@@ -65,8 +65,8 @@ class ScriptedEngine:
     def may_use(self, request_id: str, tenant: Tenant) -> bool:
         return self.accounts.may_use(request_id, tenant)
 
-    def is_healthy(self) -> bool:
-        return self.healthy
+    def ailment(self) -> str:
+        return self.ailing
 
     def _leave(self, request: Request) -> None:
         self.left.append(request)

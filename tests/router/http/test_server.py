@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import ClientConnectorError, ClientSession, web
 
-from router.http.server import Server
+from router.http.server import Door, Server, listen
 
 
 class Slow:
@@ -29,11 +29,14 @@ class Slow:
         return web.Response(text="done")
 
 
-def play(story: Callable[[Slow, Server, str, ClientSession], Awaitable[None]], listen_fd: int = -1) -> None:
+def play(
+        story: Callable[[Slow, Server, str, ClientSession], Awaitable[None]],
+        listener: socket.socket | None = None) -> None:
     async def main() -> None:
         slow = Slow()
         server = Server(slow.app)
-        port = await server.open("127.0.0.1", 0, listen_fd)
+        with listener or listen("127.0.0.1", 0) as opened:
+            port = await server.open(opened)
         async with ClientSession() as client:
             await story(slow, server, f"http://127.0.0.1:{port}/", client)
         await server.close()
@@ -52,7 +55,7 @@ def test_an_inherited_socket_is_served() -> None:
         assert await fetch(client, url) == "done"
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    play(story, listener.detach())
+    play(story, listener)
 
 
 def test_behind_a_closed_door_answers_are_finished_and_nobody_comes_in() -> None:
@@ -65,6 +68,25 @@ def test_behind_a_closed_door_answers_are_finished_and_nobody_comes_in() -> None
         slow.may_end.set()
         assert await answer == "done"
     play(story)
+
+
+def test_a_door_answers_at_the_same_port_until_it_is_opened() -> None:
+    async def story(slow: Slow, server: Server, url: str, client: ClientSession) -> None:
+        shut = web.Application()
+        shut.add_routes([web.get("/", closed)])
+        slow.may_end.set()
+        door = Door(listener)
+        await server.close_door()
+        await door.shut(shut)
+        assert await fetch(client, url) == "closed"
+        await door.open()
+        await door.open()
+    with listen("127.0.0.1", 0) as listener:
+        play(story, listener.dup())
+
+
+async def closed(_: web.Request) -> web.Response:
+    return web.Response(text="closed", headers={"Connection": "close"})
 
 
 def test_a_client_that_leaves_cancels_its_handler() -> None:

@@ -342,7 +342,7 @@ def test_health_is_an_empty_answer(serve):
     async def scenario(client, engine):
         answer = await client.get("/health")
         assert (answer.status, await answer.read()) == (200, b"")
-        engine.healthy = False
+        engine.ailing = "the shards are lost"
         answer = await client.get("/health")
         assert answer.status == 503
         assert await answer.json() == {"error": "unhealthy", "error_type": "healthcheck"}
