@@ -95,8 +95,16 @@ help:
 run: .venv/ready
 	@exec .venv/bin/weft serve $(if $(PORT),--port $(PORT)) $(ARGS)
 
+# In two halves at once: what the second says comes when the first is over. With ARGS, such as a file, in one.
 test: .venv/ready
+ifdef ARGS
 	@$(PYTEST) $(ARGS)
+else
+	@said=$$(mktemp); trap 'kill $$half; rm -f $$said' INT TERM; \
+	$(PYTEST) tests/shard > $$said 2>&1 & half=$$!; \
+	code=0; $(PYTEST) --ignore=tests/shard || code=$$?; \
+	wait $$half || code=$$?; cat $$said; rm -f $$said; exit $$code
+endif
 
 test-long: .venv/ready
 	@echo "weft: make test-long SEED=$(SEED) runs the same again"

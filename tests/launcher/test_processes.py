@@ -298,11 +298,17 @@ def test_what_is_shown_ends_when_shards_were_replaced(
     serving(story, shard=BORN + "os.write(told['ready_fd'], b'progress load 1 2\\n'); " + READY + WAIT)
 
 
-def test_who_dies_too_often_is_not_replaced_any_more(serving: Callable[..., None]) -> None:
+def test_who_dies_too_often_is_not_replaced_any_more(serving: Callable[..., None], births: Births) -> None:
     async def story(served: Served) -> None:
-        with pytest.raises(GaveUp, match=r"router ended with exit code 0; that was death number 5 .* giving up"):
+        await births.next(3)
+        await served.ready.wait()
+        for _ in range(4):
+            served.server._router[0].send(signal.SIGKILL)
+            assert await births.next(1) == {"router"}
+        served.server._router[0].send(signal.SIGKILL)
+        with pytest.raises(GaveUp, match=r"router was ended by signal 9; that was death number 5 .* giving up"):
             await served.keep
-    serving(story, router=BORN + READY)
+    serving(story)
 
 
 def test_the_deaths_of_shards_and_of_the_router_are_counted_apart(
