@@ -100,7 +100,7 @@ test: .venv/ready
 ifdef ARGS
 	@$(PYTEST) $(ARGS)
 else
-	@said=$$(mktemp); trap 'kill $$half; rm -f $$said' INT TERM; \
+	@said=$$(mktemp); trap 'kill $$half; rm -f $$said; exit 130' INT TERM; \
 	$(PYTEST) tests/shard > $$said 2>&1 & half=$$!; \
 	code=0; $(PYTEST) --ignore=tests/shard || code=$$?; \
 	wait $$half || code=$$?; cat $$said; rm -f $$said; exit $$code
