@@ -5,7 +5,7 @@ now and then. A short start leaves no trace in a log. Knows no child and nothing
 import asyncio
 from typing import TextIO
 
-PHASES = ("download", "load", "check", "warm-up")
+PHASES = ("load", "check", "warm-up")
 REDRAW, REPEAT = 0.1, 5.0  # seconds between two looks, on a terminal and in a log
 WIDTH = 40  # a line of a child's log, which may be written over ours, is longer
 

@@ -4,7 +4,7 @@ Knows nothing of what they are for.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 
@@ -20,10 +20,6 @@ class Given:
     def get(self, *names: str) -> Any:
         """What the first of these names that is there stands for."""
         return next((self._values[name] for name in names if self._values.get(name) is not None), None)
-
-    def usually(self, **values: Any) -> "Given":
-        """The same with these values where a file says nothing, not even null."""
-        return Given(values | self._values, self.source)
 
     def count(self, name: str, default: int | None = None) -> int:
         value = self.get(name) if self.get(name) is not None else default
@@ -41,13 +37,32 @@ class Given:
         value = self.get(name)
         return default if value is None else bool(value)
 
+    def one_of(self, name: str, value: object, supported: Collection[Any]) -> Any:
+        """`value`, which stands under this name or is its default."""
+        if value not in supported:
+            raise self.refusal(f"{name} {value}", supported)
+        return value
+
+    def refusal(self, what: str, supported: Collection[Any]) -> ValueError:
+        return ValueError(f"{self.source}: {what} is not supported; supported: {', '.join(map(str, supported))}")
+
+    # -- others made of it
+
+    def usually(self, **values: Any) -> "Given":
+        """The same, with these values where a file says nothing; null says something."""
+        return Given(values | self._values, self.source)
+
     def with_defaults(self, **values: Any) -> "Given":
-        """The same, with values for what is not there."""
+        """The same, with these values where a file says nothing or null."""
         return Given(values | {name: value for name, value in self._values.items() if value is not None}, self.source)
 
-    def within(self, values: dict[str, Any], name: str) -> "Given":
-        return Given(values, f"{self.source}: {name}")
+    def within(self, name: str) -> "Given":
+        """The object of this name; an empty one, if there is none."""
+        values = self.get(name) or {}
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{self.source}: {name} must be an object, got {values!r}")
+        return self.instead(dict(values), name)
 
-    def refuse_unless(self, supported: Collection[str], name: str, value: object) -> None:
-        if value not in supported:
-            raise ValueError(f"{self.source}: {name} {value} is not supported; supported: {', '.join(supported)}")
+    def instead(self, values: dict[str, Any], name: str) -> "Given":
+        """Values that the object of this name stands for."""
+        return Given(values, f"{self.source}: {name}")

@@ -68,20 +68,14 @@ class Loaded:
 def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     num_gpus, folder = torch.cuda.device_count(), Path(config.model)
     device = choose_device(config.device, config.rank, num_gpus)
-    if device.type == "cpu":
-        torch.set_num_threads(count_threads(config.threads, count_cores(), config.world_size))
-    else:
-        torch.cuda.set_device(device)
+    compute_on(device, config)
     described = read_config(folder)
     group = join(config.rank, config.world_size,
                  choose_backend(config.dist_backend, device.type, config.world_size, num_gpus), config.meeting_point)
     memory: Memory = Kept(Path(config.memory)) if config.memory else Forgotten()
     backend = choose_attention(config.attention, device.type)
     dtype = chosen_dtype(config, described.dtype, device, group, memory)
-    needed = weight_bytes(folder)
-    if described.quantization is None and not config.quantize:
-        needed = needed * dtype.itemsize // described.dtype.itemsize
-    check_room(needed, device, group, num_gpus)
+    check_room(num_bytes(folder, described, config.quantize, dtype), device, group, num_gpus)
     with Weights(folder, dtype, device, described.quantization, config.quantize,
                  on_read=partial(on_progress, LOAD)) as weights:
         model = read_weights(weights, folder, described, group)
@@ -102,6 +96,21 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     sharing = count_sharing(config.rank, config.world_size, num_gpus) if device.type == "cuda" else config.world_size
     return Loaded(config.model, model, attention, runner, group, device, dtype, inexact, sharing,
                   config.memory_fraction)
+
+
+def compute_on(device: torch.device, config: ShardConfig) -> None:
+    if device.type == "cpu":
+        torch.set_num_threads(count_threads(config.threads, count_cores(), config.world_size))
+    else:
+        torch.cuda.set_device(device)
+
+
+def num_bytes(folder: Path, described: ModelConfig, quantize: str, dtype: torch.dtype) -> int:
+    """That the weights of all ranks take, nearly; of quantised ones at least that."""
+    stored = weight_bytes(folder)
+    if described.quantization is not None or quantize:
+        return stored
+    return stored * dtype.itemsize // described.dtype.itemsize
 
 
 def check_room(needed: int, device: torch.device, group: Group, num_gpus: int) -> None:

@@ -52,7 +52,7 @@ def usual_sizes(given: Given, known: dict[str, Any]) -> dict[str, Any]:
 def read_dtype(given: Given) -> torch.dtype:
     """A checkpoint that does not say is as torch makes numbers by itself."""
     dtype = given.get("dtype", "torch_dtype") or "float32"
-    given.refuse_unless(DTYPES, "dtype", dtype)
+    given.one_of("dtype", dtype, DTYPES)
     return DTYPES[dtype]
 
 
@@ -60,7 +60,7 @@ def read_windows(given: Given, num_layers: int, *, usual: bool) -> tuple[int, ..
     """By layer. Where `layer_types` does not tell which layers slide, all do if that is `usual` and a size is given."""
     kinds = given.get("layer_types") or (["sliding_attention" if usual else "full_attention"] * num_layers)
     for kind in kinds:
-        given.refuse_unless(("full_attention", "sliding_attention"), "layer_types", kind)
+        given.one_of("layer_types", kind, ("full_attention", "sliding_attention"))
     if len(kinds) != num_layers:
         raise ValueError(f"{given.source}: layer_types has {len(kinds)} entries for num_hidden_layers {num_layers}")
     if given.get("sliding_window") is None or "sliding_attention" not in kinds:
@@ -72,4 +72,4 @@ def read_windows(given: Given, num_layers: int, *, usual: bool) -> tuple[int, ..
 def refuse_activation(given: Given, *supported: str) -> None:
     """An activation that is not among these."""
     named = given.get("hidden_activation", "hidden_act", "activation_function") or supported[0]
-    given.refuse_unless(supported, "hidden_act", named)
+    given.one_of("hidden_act", named, supported)

@@ -85,7 +85,7 @@ def describe_text_part(given: Given) -> Gemma3Config:
     if not isinstance(text, dict):
         raise ValueError(f"{given.source}: text_config must be an object, got {text}")
     beside = {name: given.get(name) for name in TOLD_BESIDE if given.get(name) is not None}
-    config = describe_gemma3(given.within(text | beside, "text_config"))
+    config = describe_gemma3(given.instead(text | beside, "text_config"))
     if not config.tied:
         raise ValueError(f"{given.source}: tie_word_embeddings false is not supported for {config.architecture}; "
                          f"supported: true")

@@ -149,7 +149,7 @@ def grouped_parts(source: Source[GptConfig], name: str, *, bias: bool) -> list[P
 def read_gelu(given: Given, name: str, usual: str) -> str:
     """By the activation that config.json calls by this name."""
     activation = given.get(name) or usual
-    given.refuse_unless(GELUS, name, activation)
+    given.one_of(name, activation, GELUS)
     return GELUS[activation]
 
 

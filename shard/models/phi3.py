@@ -17,7 +17,7 @@ def describe_phi3(given: Given) -> ModelConfig:
     refuse_activation(given, "silu")
     told = given.usually(**USUAL)
     rotary = read_rotary(told, told.count("max_position_embeddings"), renamed=RENAMED)
-    told.refuse_unless(("default", "longrope"), "rope_type", rotary.kind)
+    told.one_of("rope_type", rotary.kind, ("default", "longrope"))
     config: ModelConfig = describe(told, rotary=rotary, windows=one_window(told))
     return config
 

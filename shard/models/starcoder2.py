@@ -8,8 +8,8 @@ from shard.models.llama import SelfAttention
 
 
 def describe_starcoder2(given: Given) -> GptConfig:
-    given.refuse_unless(("default",), "mlp_type", given.get("mlp_type") or "default")
-    given.refuse_unless(("layer_norm",), "norm_type", given.get("norm_type") or "layer_norm")
+    given.one_of("mlp_type", given.get("mlp_type") or "default", ("default",))
+    given.one_of("norm_type", given.get("norm_type") or "layer_norm", ("layer_norm",))
     bias = given.flag("use_bias", default=True)
     config: GptConfig = describe(
         given, GptConfig, norm_epsilon=given.number("norm_epsilon", 1e-5),

@@ -51,8 +51,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Phi3ForCausalLM": Architecture(phi3.describe_phi3, phi3.read_phi3),
     "Qwen2ForCausalLM": Architecture(qwen2.describe_qwen2, qwen2.read_qwen2),
     "Qwen3ForCausalLM": Architecture(qwen3.describe_qwen3, qwen3.read_qwen3),
-    "Starcoder2ForCausalLM": Architecture(starcoder2.describe_starcoder2, starcoder2.read_starcoder2),
     "Qwen3MoeForCausalLM": Architecture(qwen3_moe.describe_qwen3_moe, qwen3_moe.read_qwen3_moe),
+    "Starcoder2ForCausalLM": Architecture(starcoder2.describe_starcoder2, starcoder2.read_starcoder2),
 }
 
 

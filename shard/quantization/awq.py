@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shard.given import Given
 from shard.quantization.coded import Coded, Slice, Tensors
 from shard.quantization.packing import cover, cut, integers, regular, slab, unpacked
-from shard.quantization.settings import Given
+from shard.quantization.settings import group_size
 
 PER_WORD = 8
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the outputs of its eight stand, one after the other
@@ -59,4 +60,4 @@ class Awq:
 def read_awq(given: Given) -> Awq:
     given.one_of("bits", given.get("bits", "w_bit"), (4,))
     given.one_of("version", str(given.get("version") or VERSION).lower(), (VERSION,))
-    return Awq(given.group_size(given.get("group_size", "q_group_size")))
+    return Awq(group_size(given, given.get("group_size", "q_group_size")))

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shard.given import Given
 from shard.quantization.coded import Coded, Slice, Tensors
 from shard.quantization.fp8 import ACTIVATIONS
 from shard.quantization.gptq import check_groups
 from shard.quantization.packing import BITS, cover, cut, integers, slab, unpacked
 from shard.quantization.scaled import FLOAT8, Block, bytes_of, floats, read_scales
-from shard.quantization.settings import Given
+from shard.quantization.settings import block
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
 STRATEGIES = ("tensor", "channel", "group", "block")
@@ -138,4 +139,4 @@ def read_group(given: Given, kind: str) -> Group:
     weights.one_of("strategy", weights.get("strategy") or "tensor", STRATEGIES)
     return Group(given.one_of("format", given.get("format") or kind, FORMATS),
                  weights.one_of("num_bits", weights.get("num_bits"), BITS if type_of == "int" else (8,)),
-                 weights.block("block_structure"))
+                 block(weights, "block_structure"))

@@ -5,9 +5,10 @@ Only weights are read: activations stay as they are, whatever scheme the checkpo
 
 from dataclasses import dataclass
 
+from shard.given import Given
 from shard.quantization.coded import Coded, Slice, Tensors
 from shard.quantization.scaled import FLOAT8, Block, floats, read_scales
-from shard.quantization.settings import Given
+from shard.quantization.settings import block
 
 ACTIVATIONS = (".input_scale", ".activation_scale", ".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".output_scale")
 
@@ -38,4 +39,4 @@ class Fp8:
 
 def read_fp8(given: Given) -> Fp8:
     given.one_of("fmt", given.get("fmt") or "e4m3", ("e4m3", "e5m2"))
-    return Fp8(given.block("weight_block_size"))
+    return Fp8(block(given, "weight_block_size"))

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shard.given import Given
 from shard.quantization.coded import Coded, Slice, Tensors
 from shard.quantization.packing import BITS, cover, cut, integers, regular, slab, unpacked
-from shard.quantization.settings import Given
+from shard.quantization.settings import group_size
 
 ZEROS_LESS_ONE = "gptq"  # the older format, in which zero points are stored less one
 FORMATS = (ZEROS_LESS_ONE, "gptq_v2")
@@ -80,4 +81,4 @@ def read_gptq(given: Given) -> Gptq:
     if varied := [rule for rule in given.within("dynamic").values if not rule.startswith("-:")]:
         raise ValueError(f"{given.source}: dynamic gives {varied[0]} a quantisation of its own, which is not supported"
                          f"; supported: one for all, and rules that leave weights out (-:)")
-    return Gptq(bits, given.group_size(given.get("group_size")), zeros_added=int(form == ZEROS_LESS_ONE))
+    return Gptq(bits, group_size(given, given.get("group_size")), zeros_added=int(form == ZEROS_LESS_ONE))

@@ -4,12 +4,12 @@ this, and a line here."""
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shard.given import Given
 from shard.quantization.awq import read_awq
 from shard.quantization.coded import Format
 from shard.quantization.compressed import read_compressed
 from shard.quantization.fp8 import read_fp8
 from shard.quantization.gptq import read_gptq
-from shard.quantization.settings import Given
 
 METHODS: dict[str, Callable[[Given], Format]] = {
     "gptq": read_gptq,
@@ -29,7 +29,7 @@ def read_quantization(values: object, source: str) -> Format | None:
     if method not in METHODS:
         raise ValueError(f"{source}: weights quantised as {method} are not supported; supported: {', '.join(METHODS)}, "
                          f"and weights that are not quantised")
-    return METHODS[method](Given(values, f"{source}: quantization_config"))
+    return METHODS[method](Given(dict(values), f"{source}: quantization_config"))
 
 
 def method_of(values: Mapping[str, Any]) -> str:

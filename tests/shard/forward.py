@@ -67,6 +67,13 @@ def oracle(folder: Path, dtype: torch.dtype) -> Outcome:
     return Outcome(said.hidden_states[-1][0], said.logits[0].float())
 
 
+def agrees_shared(folder: Path) -> None:
+    """In both types, shared by one, two and four ranks."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for num_ranks in (1, 2, 4):
+            agrees(folder, dtype, num_ranks)
+
+
 def agrees_everywhere(folder: Path) -> None:
     """In both types, with both backends of attention, shared by one, two and four ranks."""
     for dtype, num_ranks, backend in ((torch.float32, 1, "reference"), (torch.float32, 2, "cpu"),

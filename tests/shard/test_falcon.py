@@ -11,7 +11,7 @@ from shard.given import Given
 from shard.models.config import Rotary
 from shard.models.decoder import check_ranks
 from shard.models.falcon import FalconConfig
-from tests.shard.forward import agrees, outcomes
+from tests.shard.forward import agrees, agrees_shared, outcomes
 from tests.shard.republished import republished
 
 FALCON_7B = {  # in the words of tiiuae/falcon-7b
@@ -54,9 +54,7 @@ def read(values: dict[str, Any], **changes: Any) -> FalconConfig:
 def test_hidden_states_and_logits_are_transformers(
         tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]) -> None:
     folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "falcon", **changes)
-    for dtype in (torch.float32, torch.bfloat16):
-        for num_ranks in (1, 2, 4):
-            agrees(folder, dtype, num_ranks)
+    agrees_shared(folder)
     agrees(folder, torch.float32, backend="cpu")
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from shard.given import Given
 
-GIVEN = Given({"size": 3, "empty": None, "on": True}, "config.json")
+GIVEN = Given({"size": 3, "empty": None, "on": True, "inner": {"bits": 8}}, "config.json")
 
 
 def test_the_first_name_that_says_something_counts() -> None:
@@ -31,3 +31,18 @@ def test_what_is_usual_does_not_count_where_a_file_says_null() -> None:
 def test_a_flag_that_is_not_there_has_its_default() -> None:
     assert GIVEN.flag("on", default=False) is True
     assert GIVEN.flag("empty", default=True) is True
+
+
+def test_an_object_within_is_empty_where_there_is_none() -> None:
+    assert GIVEN.within("inner").get("bits") == 8
+    assert GIVEN.within("nothing").get("bits") is None
+
+
+def test_a_value_that_is_not_supported_is_named_with_those_that_are() -> None:
+    with pytest.raises(ValueError, match=r"config.json: inner: bits 8 is not supported; supported: 2, 4$"):
+        GIVEN.within("inner").one_of("bits", 8, (2, 4))
+
+
+def test_what_is_no_object_is_named() -> None:
+    with pytest.raises(ValueError, match=r"config.json: size must be an object, got 3"):
+        GIVEN.within("size")

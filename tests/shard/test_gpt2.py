@@ -9,7 +9,7 @@ from checkpoints import tiny_checkpoint
 from shard.checkpoint import read_model
 from shard.given import Given
 from shard.models.gpt2 import Gpt2Config
-from tests.shard.forward import agrees, outcomes
+from tests.shard.forward import agrees, agrees_shared, outcomes
 from tests.shard.republished import republished
 
 GPT2 = {  # in the words of openai-community/gpt2
@@ -42,9 +42,7 @@ def read(**changes: Any) -> Gpt2Config:
 def test_hidden_states_and_logits_are_transformers(
         tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]) -> None:
     folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "gpt2", **changes)
-    for dtype in (torch.float32, torch.bfloat16):
-        for num_ranks in (1, 2, 4):
-            agrees(folder, dtype, num_ranks)
+    agrees_shared(folder)
     agrees(folder, torch.float32, backend="cpu")
 
 
