@@ -35,20 +35,13 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
 
 
 def create_door(probes: Probes, keys: Keys) -> web.Application:
-    """Probes are answered, and all others may come again later. No connection stays: the next one may find more."""
+    """Probes are answered, and all others may come again later."""
     async def later(_: web.Request) -> NoReturn:
         raise NotReady(probes.ailment() or "it is about to be")
 
-    door = web.Application(middlewares=[close_after, tell_errors, check_keys(keys)])
+    door = web.Application(middlewares=[tell_errors, check_keys(keys)])
     door.add_routes([*probes.routes(), web.route("*", "/{path:.*}", later)])
     return door
-
-
-@web.middleware
-async def close_after(request: web.Request, handler: Handler) -> web.StreamResponse:
-    answer = await handler(request)
-    answer.force_close()
-    return answer
 
 
 @web.middleware

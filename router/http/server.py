@@ -3,18 +3,20 @@
 Knows no route and no request.
 """
 
-import asyncio
 import socket
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 SECONDS_TO_WRITE = 2.0  # for an answer that is complete and only has to reach its client
 BACKLOG = 1024
-TURNS_TO_SIT_DOWN = 3  # of the loop: a connection is accepted, made, listened to
 
 
 class Server:
-    def __init__(self, app: web.Application) -> None:
+    def __init__(self, app: web.Application, *, answers_once: bool = False) -> None:
+        """`answers_once`: no connection stays after its next answer."""
+        self._answers_once = answers_once
+        app.middlewares.insert(0, self._close_after)
         # A client that leaves cancels its handler: leaving is cancelling.
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=SECONDS_TO_WRITE)
@@ -26,14 +28,17 @@ class Server:
         return int(self._runner.addresses[0][1])
 
     async def close_door(self) -> None:
-        """Take no more connections; those that are open close after the answer they wait for."""
+        """Take no more connections. Who has one may ask once more: the question may be on its way."""
+        self._answers_once = True
         for site in self._runner.sites:
             await site.stop()
-        # aiohttp would not hear any more of who was let in this moment and has not begun to be listened to.
-        for _ in range(TURNS_TO_SIT_DOWN):
-            await asyncio.sleep(0)
-        if self._runner.server:
-            self._runner.server.pre_shutdown()
+
+    @web.middleware
+    async def _close_after(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        answer = await handler(request)
+        if self._answers_once:
+            answer.force_close()
+        return answer
 
     async def close(self) -> None:
         await self._runner.cleanup()
@@ -47,7 +52,7 @@ class Door:
         self._servers: list[Server] = []  # one, or none
 
     async def shut(self, app: web.Application) -> None:
-        self._servers.append(Server(app))
+        self._servers.append(Server(app, answers_once=True))
         await self._servers[-1].open(self._listener)
 
     async def open(self) -> None:

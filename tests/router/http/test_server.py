@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from aiohttp import ClientConnectorError, ClientSession, web
+from yarl import URL
 
 from router.http.server import Door, Server, listen
 
@@ -70,6 +71,25 @@ def test_behind_a_closed_door_answers_are_finished_and_nobody_comes_in() -> None
     play(story)
 
 
+def test_behind_a_closed_door_who_has_a_connection_may_ask_once_more() -> None:
+    async def story(slow: Slow, server: Server, url: str, client: ClientSession) -> None:
+        slow.may_end.set()
+        port = URL(url).port
+        connections = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        assert b"done" in await ask(*connections[1])
+        await server.close_door()
+        for reader, writer in connections:
+            assert b"Connection: close" in await ask(reader, writer)
+            assert await reader.read() == b""
+            writer.close()
+    play(story)
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    writer.write(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n")
+    return await reader.readuntil(b"done")
+
+
 def test_a_door_answers_at_the_same_port_until_it_is_opened() -> None:
     async def story(slow: Slow, server: Server, url: str, client: ClientSession) -> None:
         shut = web.Application()
@@ -78,7 +98,8 @@ def test_a_door_answers_at_the_same_port_until_it_is_opened() -> None:
         door = Door(listener)
         await server.close_door()
         await door.shut(shut)
-        assert await fetch(client, url) == "closed"
+        async with client.get(url) as answer:
+            assert (await answer.text(), answer.headers["Connection"]) == ("closed", "close")
         await door.open()
         await door.open()
     with listen("127.0.0.1", 0) as listener:
@@ -86,7 +107,7 @@ def test_a_door_answers_at_the_same_port_until_it_is_opened() -> None:
 
 
 async def closed(_: web.Request) -> web.Response:
-    return web.Response(text="closed", headers={"Connection": "close"})
+    return web.Response(text="closed")
 
 
 def test_a_client_that_leaves_cancels_its_handler() -> None:
