@@ -23,10 +23,10 @@ def read_config(folder: Path) -> ModelConfig:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no JSON object")
-    return read_model(Given(values, str(path)))
+    return describe_model(Given(values, str(path)))
 
 
-def read_model(given: Given) -> ModelConfig:
+def describe_model(given: Given) -> ModelConfig:
     architecture = (given.get("architectures") or ["none"])[0]
     described = find_architecture(architecture).describe(given)
     told = given.get("quantization_config", "compression_config")

@@ -1,7 +1,7 @@
 """The gate at start: whether a sequence gets the same bits alone, in any company, and however its prompt is cut.
 
-Runs one layer and the head of the model at hand on the machine at hand and compares bits, not closeness. Knows nothing
-of what follows from the verdict.
+Runs a layer of each kind and the head of the model at hand on the machine at hand and compares bits, not closeness.
+Knows nothing of what follows from the verdict.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Bits = dict[str, Tensor]
 class Gate:
     def __init__(self, model: Model, config: ModelConfig, attention: Attention, cache: Callable[[int], Cache],
                  device: torch.device) -> None:
-        """`model` has one layer; `cache` makes one for it, of so many blocks."""
+        """`model` needs few layers; `cache` makes one for it, of so many blocks."""
         self._model = model
         self._attention = attention
         self._length = min(LENGTH, config.max_positions)

@@ -86,8 +86,8 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
                                Variant(described.scale, described.softcap, described.windows))
     shape = asdict(described) | {"dtype": dtype, "attention": backend, "ranks": group.size, "device": device.type,
                                  "quantize": config.quantize}
-    layer = model.cut(1)
-    gate = Gate(layer, described, attention, partial(make_cache, layer, 16, dtype=dtype, device=device), device)
+    varied = model.cut(model.num_varied)
+    gate = Gate(varied, described, attention, partial(make_cache, varied, 16, dtype=dtype, device=device), device)
     on_progress(CHECK, 0, 0)
     inexact = examine(gate, group, memory, fingerprint(shape))
     if inexact:

@@ -1,6 +1,6 @@
 """A language model as one rank has it: embedding, layers, norm, head. Knows nothing of what a layer does."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -47,6 +47,10 @@ class LanguageModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         """`[rows, hidden] -> [rows, vocabulary]` in float32, on rank 0; on the others nothing"""
+
+    @property
+    def num_varied(self) -> int:
+        """So many first layers have one of each kind among them."""
 
     def cut(self, num_layers: int) -> "LanguageModel":
         """The first layers only, with the same weights."""
@@ -139,6 +143,10 @@ class Decoder:
     def products(self) -> list[Product]:
         return [product for layer in self.layers for product in layer.products]
 
+    @property
+    def num_varied(self) -> int:
+        return one_of_each(layer.products for layer in self.layers)
+
     def hidden(self, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
         """`[tokens, hidden]`, after the last norm"""
         x = self.embedding(inputs)
@@ -154,6 +162,13 @@ class Decoder:
     def cut(self, num_layers: int) -> "Decoder":
         """The first layers only, with the same weights."""
         return replace(self, layers=self.layers[:num_layers])
+
+
+def one_of_each(layers: Iterable[Sequence[Product]]) -> int:
+    """How many first layers it takes to have one of each kind: layers are alike that take products as many, as wide and
+    made in the same way."""
+    kinds = [[(type(product), width) for product, width in layer] for layer in layers]
+    return 1 + max(kinds.index(kind) for kind in kinds)
 
 
 def read_ends(source: Source[Any], embedding: str, head: str) -> tuple[Embedding, Head]:

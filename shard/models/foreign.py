@@ -17,7 +17,7 @@ from shard.cache import Cache
 from shard.distributed import Group
 from shard.layers.linear import make_linear
 from shard.models.config import ModelConfig
-from shard.models.decoder import Product
+from shard.models.decoder import Product, one_of_each
 from shard.step import Inputs
 
 WORD = "weft_listener"  # what the listener is called among the words that layers pass on
@@ -136,13 +136,21 @@ class ForeignModel:
 
     @property
     def products(self) -> list[Product]:
-        return [(module.linear, module.width) for module in self._layers.modules() if isinstance(module, Replaced)]
+        return products_of(self._layers)
+
+    @property
+    def num_varied(self) -> int:
+        return one_of_each(products_of(layer) for layer in part_at(self._layers, self._path))
 
     def cut(self, num_layers: int) -> "ForeignModel":
         """The first layers only, with the same weights."""
         kept = nn.ModuleList(list(part_at(self._layers, self._path))[:num_layers])
         return ForeignModel(
             self.config, self._group, with_part(self._layers, self._path, kept), self._head, self._path)
+
+
+def products_of(module: nn.Module) -> list[Product]:
+    return [(inner.linear, inner.width) for inner in module.modules() if isinstance(inner, Replaced)]
 
 
 def part_at(module: nn.Module, path: Sequence[str]) -> nn.ModuleList:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shard.checkpoint import read_model
+from shard.checkpoint import describe_model
 from shard.given import Given
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
@@ -11,4 +11,4 @@ SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hi
 
 def read(architecture: str, **changes: Any) -> Any:
     """Of a file with sizes and little else."""
-    return read_model(Given(SIZES | {"architectures": [architecture]} | changes, "config.json"))
+    return describe_model(Given(SIZES | {"architectures": [architecture]} | changes, "config.json"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from checkpoints import DYNAMIC, LINEAR, LLAMA3, YARN, tiny_checkpoint
 
-from shard.checkpoint import read_config, read_model
+from shard.checkpoint import describe_model, read_config
 from shard.given import Given
 from shard.models.config import ModelConfig, Rotary
 
@@ -22,7 +22,7 @@ CONFIG = ModelConfig(
 
 
 def read(**changes: Any) -> ModelConfig:
-    return read_model(Given(LLAMA | changes, "config.json"))
+    return describe_model(Given(LLAMA | changes, "config.json"))
 
 
 @pytest.mark.parametrize(("text", "complaint"), [(None, "there is no config.json"), ("{", "is not JSON")])
@@ -39,7 +39,7 @@ def test_a_config_is_read() -> None:
 
 def test_what_older_files_leave_out_follows_from_the_rest() -> None:
     without = {name: value for name, value in LLAMA.items() if name not in {"num_key_value_heads", "rms_norm_eps"}}
-    assert read_model(Given(without, "")) == replace(CONFIG, num_kv_heads=4, norm_epsilon=1e-6)
+    assert describe_model(Given(without, "")) == replace(CONFIG, num_kv_heads=4, norm_epsilon=1e-6)
 
 
 def test_what_a_file_says_counts() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from checkpoints import LINEAR, tiny_checkpoint
 
-from shard.checkpoint import read_config, read_model
+from shard.checkpoint import describe_model, read_config
 from shard.given import Given
 from shard.models.config import Rotary
 from shard.models.decoder import check_ranks
@@ -44,7 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def read(values: dict[str, Any], **changes: Any) -> FalconConfig:
-    config = read_model(Given(values | changes, "config.json"))
+    config = describe_model(Given(values | changes, "config.json"))
     assert isinstance(config, FalconConfig)
     return config
 

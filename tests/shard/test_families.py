@@ -78,7 +78,7 @@ def test_the_gate_finds_every_layer_exact(folder: Path, dtype: torch.dtype) -> N
 
 @pytest.mark.slow
 def test_company_does_not_matter_and_greedy_text_is_transformers(loom: Loom, folder: Path) -> None:
-    """Here the gate looked at the first layer."""
+    """Here the gate looked at a layer of each kind."""
     oracle, history = AutoModelForCausalLM.from_pretrained(folder), SHORT if len(loom.workers) > 1 else HISTORY
     for thread, heard in zip(history, loom.compare(history, losses=(5,), **SCHEDULE), strict=True):
         prompt, sampling = thread.request.prompt, thread.request.sampling

@@ -53,6 +53,14 @@ def test_a_model_is_cut_without_touching_the_whole() -> None:
     assert cut._layers.inner["list"][0] is model._layers.inner["list"][0]  # type: ignore[index,union-attr]
 
 
+def test_layers_that_differ_in_their_products_are_of_different_kinds() -> None:
+    model = foreign()
+    assert model.num_varied == 1
+    layers: Any = model._layers.inner["list"]  # type: ignore[index]
+    layers[1] = Replaced(layers[1])
+    assert model.num_varied == 2
+
+
 def test_a_copy_with_another_part_shares_the_rest() -> None:
     module = nn.Sequential(nn.Sequential(nn.Identity(), nn.Identity()), nn.Identity())
     copied = with_part(module, ("0", "1"), nn.Tanh())

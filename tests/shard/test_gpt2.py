@@ -6,7 +6,7 @@ import pytest
 import torch
 from checkpoints import tiny_checkpoint
 
-from shard.checkpoint import read_model
+from shard.checkpoint import describe_model
 from shard.given import Given
 from shard.models.gpt2 import Gpt2Config
 from tests.shard.forward import agrees, agrees_shared, outcomes
@@ -32,7 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def read(**changes: Any) -> Gpt2Config:
-    config = read_model(Given(GPT2 | changes, "config.json"))
+    config = describe_model(Given(GPT2 | changes, "config.json"))
     assert isinstance(config, Gpt2Config)
     return config
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from checkpoints import tiny_checkpoint
 
-from shard.checkpoint import read_model
+from shard.checkpoint import describe_model
 from shard.given import Given
 from tests.shard.forward import agrees, usual_distance
 
@@ -40,4 +40,4 @@ def test_the_fast_attention_agrees(tmp_path_factory: pytest.TempPathFactory) -> 
 ])
 def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read_model(Given(SIZES | changes, "config.json"))
+        describe_model(Given(SIZES | changes, "config.json"))

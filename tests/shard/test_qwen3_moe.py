@@ -4,10 +4,11 @@ import pytest
 import torch
 from checkpoints import tiny_checkpoint
 
-from shard.checkpoint import read_model
+from shard.checkpoint import describe_model
+from shard.distributed import Alone
 from shard.given import Given
 from shard.models.qwen3_moe import dense_layers
-from tests.shard.forward import agrees, usual_distance
+from tests.shard.forward import agrees, read_model, usual_distance
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -41,8 +42,15 @@ def test_the_fast_attention_agrees(tmp_path_factory: pytest.TempPathFactory) -> 
     agrees(folder, torch.float32, backend="cpu")
 
 
+def test_the_first_layers_to_have_one_of_each_kind_reach_to_the_first_experts(
+        tmp_path_factory: pytest.TempPathFactory) -> None:
+    for changes, count in (({}, 1), (VARIANTS["every other layer"], 2)):
+        folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen3_moe", **changes)
+        assert read_model(folder, torch.float32, Alone()).num_varied == count
+
+
 def test_a_published_config_is_read() -> None:
-    config = read_model(Given(PUBLISHED, "config.json"))
+    config = describe_model(Given(PUBLISHED, "config.json"))
     assert (config.num_experts, config.num_chosen, config.expert_size) == (128, 8, 768)  # type: ignore[attr-defined]
     assert config.normalised  # type: ignore[attr-defined]
     assert config.windows == config.dense_layers == ()  # type: ignore[attr-defined]
@@ -50,7 +58,7 @@ def test_a_published_config_is_read() -> None:
 
 def test_the_number_of_experts_has_an_older_and_a_newer_name() -> None:
     newer = {name: value for name, value in PUBLISHED.items() if name != "num_experts"} | {"num_local_experts": 16}
-    assert read_model(Given(newer, "config.json")).num_experts == 16  # type: ignore[attr-defined]
+    assert describe_model(Given(newer, "config.json")).num_experts == 16  # type: ignore[attr-defined]
 
 
 def test_layers_without_experts_are_named_or_follow_from_the_step() -> None:
@@ -59,4 +67,4 @@ def test_layers_without_experts_are_named_or_follow_from_the_step() -> None:
 
 def test_more_chosen_experts_than_there_are_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"num_experts_per_tok must be at most the number of experts \(4\), got 8"):
-        read_model(Given(PUBLISHED | {"num_experts": 4}, "config.json"))
+        describe_model(Given(PUBLISHED | {"num_experts": 4}, "config.json"))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from checkpoints import LINEAR, tiny_checkpoint
 
-from shard.checkpoint import read_config, read_model
+from shard.checkpoint import describe_model, read_config
 from shard.given import Given
 from shard.models.config import Rotary
 from shard.models.gpt import GptConfig
@@ -33,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def read(**changes: Any) -> GptConfig:
-    config = read_model(Given(STARCODER2 | changes, "config.json"))
+    config = describe_model(Given(STARCODER2 | changes, "config.json"))
     assert isinstance(config, GptConfig)
     return config
 

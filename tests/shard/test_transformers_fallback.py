@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from weaving import Loom, Thread
 
 from router.request import Request
-from shard.checkpoint import read_model
+from shard.checkpoint import describe_model
 from shard.given import Given
 from tests.shard.forward import agrees, outcomes
 
@@ -131,12 +131,12 @@ def tiny(architecture: str, model_type: str, **changes: Any) -> Given:
 ], ids=str)
 def test_what_our_attention_does_not_do_is_refused_by_name(given: Given, reason: str) -> None:
     with pytest.raises(ValueError, match=f"^config.json: .*{reason}") as refused:
-        read_model(given)
+        describe_model(given)
     assert "\n" not in str(refused.value)
 
 
 def test_code_in_the_folder_does_not_matter_where_transformers_has_the_class() -> None:
-    read_model(tiny("OlmoForCausalLM", "olmo", pad_token_id=0,
+    describe_model(tiny("OlmoForCausalLM", "olmo", pad_token_id=0,
                     auto_map={"AutoModelForCausalLM": "modeling_olmo.OlmoForCausalLM"}))
 
 
