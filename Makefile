@@ -95,15 +95,22 @@ help:
 run: .venv/ready
 	@exec .venv/bin/weft serve $(if $(PORT),--port $(PORT)) $(ARGS)
 
-# In two halves at once: what the second says comes when the first is over. With ARGS, such as a file, in one.
+# In two halves at once: what the second says comes when the first is over, and then once more what failed in the first,
+# so that what failed is always at the end. With ARGS, such as a file, in one.
 test: .venv/ready
 ifdef ARGS
 	@$(PYTEST) $(ARGS)
 else
-	@said=$$(mktemp); trap 'kill $$half; rm -f $$said; exit 130' INT TERM; \
-	$(PYTEST) tests/shard > $$said 2>&1 & half=$$!; \
-	code=0; $(PYTEST) --ignore=tests/shard || code=$$?; \
-	wait $$half || code=$$?; cat $$said; rm -f $$said; exit $$code
+	@said=$$(mktemp -d)
+	trap 'kill $$half; rm -rf $$said; exit 130' INT TERM
+	$(PYTEST) tests/shard > $$said/shard 2>&1 & half=$$!
+	{ $(PYTEST) --ignore=tests/shard || touch $$said/failed; } | tee $$said/rest
+	wait $$half || touch $$said/failed
+	cat $$said/shard
+	sed -n '/^=* \(ERRORS\|FAILURES\) =/,$$p' $$said/rest
+	code=0; test ! -e $$said/failed || code=1
+	rm -rf $$said
+	exit $$code
 endif
 
 test-long: .venv/ready
