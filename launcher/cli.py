@@ -7,8 +7,11 @@ import asyncio
 import inspect
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, NoReturn
@@ -25,6 +28,7 @@ from launcher.model import Model, cached, find_model
 from launcher.plan import make_plan, python_module
 from launcher.processes import Failed, bind, serve
 from launcher.settings import GROUPS, POSITIONAL, LaunchConfig, Setting, make_configs
+from router.config import API_KEY
 
 LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
 
@@ -76,6 +80,31 @@ def download_command(
     """Download what serving a model needs into the Hub's cache, or what is new of it, and print the folder."""
     fetch(order(model_id, revision, os.environ, client()), hub_token(os.environ))
     print(cached(model_id, revision, hub_cache(os.environ)))
+
+
+def chat_command(
+        *, url: Annotated[str, Parameter(help="Where the server is.")] = "http://127.0.0.1:3000",
+        model: Annotated[str, Parameter(help="What to ask for, where a server has several.")] = "",
+        system: Annotated[str, Parameter(help="What the model is told before all questions.")] = "",
+        max_tokens: Annotated[int | None, Parameter(help="Most tokens of an answer.")] = None,
+        temperature: Annotated[float | None, Parameter(help="0 always takes the likeliest token.")] = None,
+        seed: Annotated[int | None, Parameter(help="The same seed gives the same answers.")] = None,
+        api_key: Annotated[str, Parameter(help="Key that the server asks for.", env_var=(API_KEY, "API_KEY"))] = "",
+) -> None:
+    """Chat with a served model in this terminal, or ask it what comes on standard input, a question on each line."""
+    with left_to_the_child(signal.SIGINT):
+        run_module("router.http.client", {API_KEY: api_key}, url=url, model=model, system=system,
+                   max_tokens=max_tokens, temperature=temperature, seed=seed)
+
+
+@contextmanager
+def left_to_the_child(number: signal.Signals) -> Iterator[None]:
+    """A signal from the terminal reaches both of us. A handler, unlike an ignored signal, is not inherited."""
+    before = signal.signal(number, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def check_readable(api_keys: str) -> None:
@@ -131,8 +160,10 @@ def doctor_command(*words: str, json: Annotated[bool, Parameter(help="As JSON, f
     raise SystemExit(doctor.run(order, os.environ, as_json=json))
 
 
-def run_module(name: str, **order: Any) -> NoReturn:
-    raise SystemExit(subprocess.run([*python_module(name), json.dumps(order)], check=False).returncode)
+def run_module(name: str, secrets: Mapping[str, str] | None = None, /, **order: Any) -> NoReturn:
+    """What is secret goes by variables: whoever lists processes sees arguments."""
+    command, environment = [*python_module(name), json.dumps(order)], {**os.environ, **(secrets or {})}
+    raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)
 
 
 def tried() -> list[inspect.Parameter]:
@@ -154,6 +185,7 @@ def make_app() -> App:
     parameters = [parameter(setting, group) for group, settings in groups for setting in settings]
     serve_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     app.command(serve_command, name="serve")
+    app.command(chat_command, name="chat")
     app.command(download_command, name="download")
     app.command(replay_command, name="replay")
     known = inspect.signature(simulate_command).parameters

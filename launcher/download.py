@@ -29,7 +29,7 @@ from launcher.transfer import NotDownloaded, Transfer
 
 NEEDED = frozenset({
     INDEX, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.jinja"})
+    "special_tokens_map.json", "chat_template.jinja", "chat_template.json"})
 AT_ONCE = 8  # files
 LARGEST = 50e9  # bytes
 REDRAWN = 0.2  # seconds

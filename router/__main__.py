@@ -24,6 +24,7 @@ from typing import Any
 
 import uvloop
 
+from router.chat import ChatTemplate, plain_template
 from router.config import API_KEY, RouterConfig
 from router.engine import Engine
 from router.health import LEAVING
@@ -31,7 +32,7 @@ from router.http.app import create_app, create_door
 from router.http.health import Probes
 from router.http.server import Door, Server, listen
 from router.messages import ModelFacts
-from router.model_files import read_tokenizer
+from router.model_files import read_chat_template, read_tokenizer
 from router.shards import Shards, ShardsLost
 from router.shelf import Shelf
 from router.startup import Startup
@@ -43,6 +44,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MOMENT = 10.0  # seconds for which clients wait while a router is replaced
 
 StartupTold = Callable[[], dict[str, Any] | None]
+TextFiles = tuple[Tokenizer, ChatTemplate | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +121,25 @@ class Running:
 async def start(order: Order) -> Running:
     entrance = Entrance.of(order)
     try:
-        tokenizer = read_tokenizer(Path(order.folder)) if order.folder else byte_tokenizer()
+        files = text_files(order.folder)
         shards = Shards(order.shards, order.config.shard_transport)
         shelf = Shelf(Path(order.record_folder), order.config) if order.record_folder else None
-        engine = Engine(order.config, shards, tokenizer, lambda why: tell(order.ready_fd, f"broken {why}"), shelf)
+        engine = Engine(order.config, shards, files[0], lambda why: tell(order.ready_fd, f"broken {why}"), shelf)
         await start_engine(engine, entrance, Startup(order.progress))
-        running = await let_in(order, engine, entrance, tokenizer, shelf)
+        running = await let_in(order, engine, entrance, files, shelf)
     except BaseException:
         await entrance.close()
         raise
     asyncio.get_running_loop().add_signal_handler(
         signal.SIGUSR1, lambda: engine.write_recording("asked for by SIGUSR1"))
     return running
+
+
+def text_files(folder: str) -> TextFiles:
+    """Read first, so that what makes no sense is told at once. Without a folder those of the simulated model."""
+    if not folder:
+        return byte_tokenizer(), plain_template()
+    return read_tokenizer(Path(folder)), read_chat_template(Path(folder))
 
 
 async def start_engine(engine: Engine, entrance: Entrance, startup: Startup) -> None:
@@ -149,9 +158,9 @@ async def start_engine(engine: Engine, entrance: Entrance, startup: Startup) -> 
 
 
 async def let_in(
-        order: Order, engine: Engine, entrance: Entrance, tokenizer: Tokenizer, shelf: Shelf | None) -> Running:
+        order: Order, engine: Engine, entrance: Entrance, files: TextFiles, shelf: Shelf | None) -> Running:
     try:
-        validator = Validator(order.config, engine.facts, tokenizer)
+        validator = Validator(order.config, engine.facts, *files)
     except ValueError:
         await engine.stop()
         raise

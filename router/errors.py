@@ -2,6 +2,7 @@
 
     RequestError
     ├── InvalidRequest       the request breaks a rule; the message names the field, the limit and the value
+    ├── TemplateFailed       the model has no chat template, or its template makes no prompt of these messages
     ├── Overloaded           refused at the door; `retry_after` seconds from now is worth another try
     ├── NotReady             the shards are not there (yet, or any more)
     ├── GenerationFailed     the request was accepted and failed on a shard
@@ -17,6 +18,10 @@ class RequestError(Exception):
 
 
 class InvalidRequest(RequestError, ValueError):
+    pass
+
+
+class TemplateFailed(RequestError):
     pass
 
 

@@ -1,4 +1,5 @@
-"""What the router reads in a model's folder: how text becomes tokens, and which tokens end a text.
+"""What the router reads in a model's folder: how text becomes tokens, which tokens end a text, and how messages become
+a prompt.
 
 Knows nothing of weights. Everything else about the model is what the shards say of it.
 """
@@ -9,7 +10,11 @@ from typing import Any
 
 import tokenizers
 
+from router.chat import ChatTemplate
 from router.tokenizer import Tokenizer
+
+# What templates may call special tokens by.
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -52,13 +57,50 @@ def numbers(path: Path) -> frozenset[int]:
 def named(path: Path, tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
     """By its text, which stands there by itself or with what else is to be known of it."""
     given = read_object(path).get("eos_token")
-    text = given.get("content") if isinstance(given, dict) else given
+    text = content(given)
     if text is None:
         return frozenset()
     token = tokenizer.token_to_id(text) if isinstance(text, str) else None
     if token is None:
         raise ValueError(f"`eos_token` in {path} must be a token of tokenizer.json, got {json.dumps(given)}")
     return frozenset({token})
+
+
+def content(given: Any) -> Any:
+    return given.get("content") if isinstance(given, dict) else given
+
+
+def read_chat_template(folder: Path) -> ChatTemplate | None:
+    """The first of three files that has one, as transformers writes it today and as it did before; none is an answer
+    too: the model is not made for chats."""
+    source = (read_source(folder / "chat_template.jinja") or named_source(folder / "chat_template.json")
+              or named_source(folder / "tokenizer_config.json"))
+    return ChatTemplate(source, special_texts(folder)) if source else None
+
+
+def read_source(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: {error}") from error
+
+
+def named_source(path: Path) -> str:
+    """One that stands there by itself, or among several the one that is called default."""
+    given = read_object(path).get("chat_template")
+    if isinstance(given, list):
+        given = next((item.get("template") for item in given
+                      if isinstance(item, dict) and item.get("name") == "default"), None)
+    if given is not None and not isinstance(given, str):
+        raise ValueError(f"`chat_template` in {path} must be a text, or a list of texts with names")
+    return given or ""
+
+
+def special_texts(folder: Path) -> dict[str, str]:
+    """In older folders they stand in a file of their own."""
+    files = read_object(folder / "special_tokens_map.json"), read_object(folder / "tokenizer_config.json")
+    found = {name: content(file.get(name)) for file in files for name in SPECIAL_TOKENS if file.get(name) is not None}
+    return {name: text for name, text in found.items() if isinstance(text, str)}
 
 
 def read_object(path: Path) -> dict[str, Any]:

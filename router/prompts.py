@@ -1,4 +1,5 @@
-"""From a prompt's text to its tokens, within the limits of their number, and to the names of its cache blocks.
+"""From a prompt, a text or a conversation, to its tokens, within the limits of their number, and to the names of its
+cache blocks.
 
 Works off the event loop where that pays. Knows nothing of sampling or of what else is wanted.
 """
@@ -8,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
+from router.chat import ChatTemplate, Conversation
 from router.config import RouterConfig
-from router.errors import InvalidRequest, Overloaded
+from router.errors import InvalidRequest, Overloaded, TemplateFailed
 from router.hashing import block_hashes
 from router.messages import ModelFacts
 from router.tokenizer import Tokenizer
@@ -43,13 +45,26 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Names:
+    """What a dialect calls the things that our messages speak of."""
+
+    prompt: str = "inputs"
+    max_new_tokens: str = "max_new_tokens"
+    truncate: str = "truncate"  # empty where a prompt cannot be cut
+
+
+TGI_NAMES = Names()
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """A prompt as it came, and what its tokens depend on beside."""
 
-    text: str
+    text: str | Conversation
     truncate: int | None
     max_new_tokens: int | None
     namespace: bytes  # who may share what is cached of it; empty for nobody
+    names: Names = TGI_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +72,17 @@ class Prompt:
     tokens: tuple[int, ...]
     namespace: bytes
     block_hashes: tuple[bytes, ...]  # the names of its full blocks; none if nobody shares them
+    num_characters: int  # of its text
 
 
 class Prompts:
     """Close it to end its threads."""
 
-    def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer,
+                 template: ChatTemplate | None = None) -> None:
         self.limits = Limits.of(config, facts)
         self._tokenizer = tokenizer
+        self._template = template
         self._facts = facts
         self._most_waiting = config.max_concurrent_requests
         self._num_waiting = 0
@@ -74,7 +92,7 @@ class Prompts:
         self._threads.shutdown(cancel_futures=True)
 
     async def of(self, given: Text) -> Prompt:
-        if len(given.text) <= SHORT_PROMPT:
+        if isinstance(given.text, str) and len(given.text) <= SHORT_PROMPT:
             return self._tokenise(given)
         if self._num_waiting >= self._most_waiting:
             raise Overloaded(f"{self._num_waiting} prompts wait to be tokenised (--max-concurrent-requests)")
@@ -85,22 +103,32 @@ class Prompts:
             self._num_waiting -= 1
 
     def _tokenise(self, given: Text) -> Prompt:
-        encoding = self._tokenizer.encoding(given.text, last=given.truncate)
-        self._check_length(len(encoding), given.max_new_tokens)
+        is_rendered = isinstance(given.text, Conversation)  # such a text has its special tokens already
+        text = self._render(given.text) if isinstance(given.text, Conversation) else given.text
+        encoding = self._tokenizer.encoding(text, add_special_tokens=not is_rendered, last=given.truncate)
+        self._check_length(len(encoding), given.max_new_tokens, given.names)
         tokens = tuple(encoding.ids)
         if max(tokens) >= self._facts.vocabulary_size:
-            raise InvalidRequest(f"`inputs` holds token {max(tokens)}; this model knows those below "
+            raise InvalidRequest(f"`{given.names.prompt}` holds token {max(tokens)}; this model knows those below "
                                  f"{self._facts.vocabulary_size}")
         names = block_hashes(given.namespace, tokens, self._facts.block_size) if given.namespace else ()
-        return Prompt(tokens, given.namespace, names)
+        return Prompt(tokens, given.namespace, names, len(text))
 
-    def _check_length(self, num_tokens: int, max_new_tokens: int | None) -> None:
+    def _render(self, conversation: Conversation) -> str:
+        if self._template is None:
+            raise TemplateFailed("this model has no chat template (chat_template.jinja), so it is not made for chats; "
+                                 "send whole prompts to /generate")
+        return self._template.render(conversation)
+
+    def _check_length(self, num_tokens: int, max_new_tokens: int | None, names: Names) -> None:
         limit, total = self.limits.max_input_tokens, self.limits.max_total_tokens
+        cut = f", or set `{names.truncate}`" if names.truncate else ""
         if num_tokens == 0:
-            raise InvalidRequest("`inputs` must hold at least one token, got none")
+            raise InvalidRequest(f"`{names.prompt}` must hold at least one token, got none")
         if max_new_tokens is not None and num_tokens + min(max_new_tokens, MUST_FIT) > total:
-            raise InvalidRequest(f"`inputs` ({num_tokens} tokens) and `max_new_tokens` ({max_new_tokens}) must be at "
-                                 f"most {total} together (--max-total-tokens); shorten one, or set `truncate`")
+            raise InvalidRequest(
+                f"`{names.prompt}` ({num_tokens} tokens) and `{names.max_new_tokens}` ({max_new_tokens}) must be at "
+                f"most {total} together (--max-total-tokens); shorten one{cut}")
         if num_tokens > limit:
-            raise InvalidRequest(f"`inputs` must have at most {limit} tokens (--max-input-tokens), got {num_tokens}; "
-                                 "shorten it, or set `truncate`")
+            raise InvalidRequest(f"`{names.prompt}` must have at most {limit} tokens (--max-input-tokens), "
+                                 f"got {num_tokens}; shorten it{cut}")

@@ -1,7 +1,7 @@
 """Makes a `Request` of what a client wants: checks every limit once, and has the prompt tokenised.
 
 The only place that makes a Request, for every dialect. Knows nothing of HTTP or JSON; messages name the parameters as
-the TGI dialect does.
+the TGI dialect does, but for those that a dialect has its own names for.
 """
 
 import hashlib
@@ -11,11 +11,12 @@ import struct
 import time
 from dataclasses import dataclass
 
+from router.chat import ChatTemplate, Conversation
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
 from router.hashing import namespace
 from router.messages import ModelFacts
-from router.prompts import Limits, Prompt, Prompts, Text
+from router.prompts import TGI_NAMES, Limits, Names, Prompt, Prompts, Text
 from router.request import ANYONE, Request, SamplingParams, Tenant
 from router.tokenizer import Tokenizer
 
@@ -31,11 +32,15 @@ now = time.monotonic
 class Wanted:
     """What a client asks for: types are right, nothing else is checked. None means not given."""
 
-    prompt: str
+    prompt: str | Conversation
+    names: Names = TGI_NAMES
     best_of: int | None = None
+    greedy: bool = False  # nothing is drawn, whatever else is given
     temperature: float | None = None
     repetition_penalty: float | None = None
+    relative_frequency_penalty: float | None = None
     frequency_penalty: float | None = None
+    presence_penalty: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     typical_p: float | None = None
@@ -59,8 +64,8 @@ class Wanted:
     @property
     def samples(self) -> bool:
         """Any parameter that only makes sense with draws switches them on."""
-        return self.do_sample or self.temperature not in {None, 1.0} or any(
-            value is not None for value in (self.top_k, self.top_p, self.typical_p))
+        return not self.greedy and (self.do_sample or self.temperature not in {None, 1.0} or any(
+            value is not None for value in (self.top_k, self.top_p, self.typical_p)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,25 +74,28 @@ class Choice:
 
     request: Request
     seed: int | None
+    num_characters: int = 0  # of the prompt's text
 
 
 class Validator:
     """Close it to end its threads."""
 
-    def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer,
+                 template: ChatTemplate | None = None) -> None:
         self.tokenizer = tokenizer
-        self._prompts = Prompts(config, facts, tokenizer)
+        self._prompts = Prompts(config, facts, tokenizer, template)
         self._config = config
         self._facts = facts
         # Those that the model can say: to shards others are no tokens.
         self._end_tokens = frozenset(token for token in tokenizer.end_tokens if token < facts.vocabulary_size)
 
     async def choices(self, wanted: Wanted) -> list[Choice]:
-        """The requests for what is wanted, one for each of `best_of`. Raises InvalidRequest, Overloaded or
-        TimedOut."""
+        """The requests for what is wanted, one for each of `best_of`. Raises InvalidRequest, TemplateFailed,
+        Overloaded or TimedOut."""
         sampling = self._check(wanted)
         space = self._namespace(wanted)
-        prompt = await self._prompts.of(Text(wanted.prompt, wanted.truncate, wanted.max_new_tokens, space))
+        given = Text(wanted.prompt, wanted.truncate, wanted.max_new_tokens, space, wanted.names)
+        prompt = await self._prompts.of(given)
         if wanted.grammar is not None:
             raise InvalidRequest("`grammar` is given, but this model is served without grammars; leave it out")
         if wanted.adapter is not None:
@@ -106,12 +114,13 @@ class Validator:
         self._check_best_of(wanted)
         sampling = self._sampling(wanted)
         if wanted.max_new_tokens == 0:
-            raise InvalidRequest("`max_new_tokens` must be at least 1, got 0")
+            raise InvalidRequest(f"`{wanted.names.max_new_tokens}` must be at least 1, got 0")
         self._check_stop_strings(wanted.stop_strings)
         if wanted.seed is not None and (wanted.best_of or 1) > 1:
             raise InvalidRequest("`seed` must not be given with `best_of` above 1: all choices would be the same")
         self._check_top_n_tokens(sampling.top_n_tokens)
-        check_text("inputs", wanted.prompt)
+        if isinstance(wanted.prompt, str):
+            check_text(wanted.names.prompt, wanted.prompt)
         self._check_truncate(wanted.truncate)
         self._check_cache_salt(wanted.cache_salt)
         if abs(wanted.priority) > MOST_PRIORITY:
@@ -134,7 +143,9 @@ class Validator:
         return SamplingParams(
             temperature=temperature if wanted.samples else 0.0,
             repetition_penalty=repetition_penalty if repetition_penalty != 1 else 0.0,
-            relative_frequency_penalty=between("frequency_penalty", wanted.frequency_penalty, -2.0, 2.0),
+            relative_frequency_penalty=between("frequency_penalty", wanted.relative_frequency_penalty, -2.0, 2.0),
+            frequency_penalty=between("frequency_penalty", wanted.frequency_penalty, -2.0, 2.0),
+            presence_penalty=between("presence_penalty", wanted.presence_penalty, -2.0, 2.0),
             top_p=fraction("top_p", wanted.top_p),
             typical_p=fraction("typical_p", wanted.typical_p),
             top_k=self._top_k(wanted.top_k),
@@ -199,7 +210,7 @@ class Validator:
             namespace=prompt.namespace,
             block_hashes=prompt.block_hashes,
         )
-        return Choice(request, seed)
+        return Choice(request, seed, prompt.num_characters)
 
 
 def choice_id(request_id: str, index: int) -> str:

@@ -21,6 +21,7 @@ import uvloop
 from hearing import Heard, ask, expected
 from ranks import Gate, SimulatedShard, WatchedShards
 
+from router.chat import plain_template
 from router.config import RouterConfig
 from router.engine import Engine
 from router.http.app import create_app
@@ -164,7 +165,7 @@ class Served(Weft):
 
     async def start(self) -> None:
         await super().start()
-        self.validator = Validator(self.config, self.engine.facts, self.tokenizer)
+        self.validator = Validator(self.config, self.engine.facts, self.tokenizer, plain_template())
         self.server = Server(create_app(self.engine, self.validator, self.config, Keys.of(self.config)))
         # Small buffers in the kernel, so that a client that does not read is noticed after few bytes.
         with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -20,7 +20,8 @@ GOOD = """case "$*" in "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; 
 
 LOGGED = """case "$*" in *"import sys, torch"*) [ ! -e no-gpu ]; exit;; *install*) mkdir .gpu-site;; esac
 echo "$*" >> log"""
-WITH_MACHINE = {"torch", "transformers", "numpy", "safetensors", "tokenizers"}  # the last three come with transformers
+WITH_TORCH, WITH_TRANSFORMERS = {"jinja2"}, {"numpy", "safetensors", "tokenizers"}
+WITH_MACHINE = {"torch", "transformers"} | WITH_TORCH | WITH_TRANSFORMERS
 FOR_TESTS = {"hypothesis", "pytest", "pytest-timeout"}
 
 

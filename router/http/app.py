@@ -11,12 +11,15 @@ from aiohttp.typedefs import Handler
 
 from router.config import RouterConfig
 from router.errors import Cancelled, NotReady
+from router.http.dialect import Engine
 from router.http.errors import Told
 from router.http.headers import identity
 from router.http.health import Probes
 from router.http.keys import check_keys
+from router.http.openai import OpenAi
 from router.http.requests import Requests
-from router.http.tgi import Engine, Tgi
+from router.http.sse import Outbox
+from router.http.tgi import Tgi
 from router.tenants import Keys
 from router.validation import Validator
 
@@ -28,7 +31,9 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
     """`model` is the name that clients see; by default what the shards call it."""
     # aiohttp refuses bodies that reach its limit, ours may be reached.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[tell_errors, check_keys(keys)])
-    app.add_routes(Tgi(engine, validator, config, model or engine.facts.model).routes())
+    outbox = Outbox()
+    for dialect in (Tgi, OpenAi):
+        app.add_routes(dialect(engine, validator, config, model or engine.facts.model, outbox).routes())
     app.add_routes(Requests(engine).routes())
     app.add_routes(Probes(engine.ailment, lambda: None).routes())
     return app

@@ -1,9 +1,13 @@
 """The JSON body of a request as a checked object. Knows nothing of what the fields mean."""
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Unsigned = Annotated[int, Field(ge=0, lt=2**64)]
+Unsigned32 = Annotated[int, Field(ge=0, lt=2**32)]
+Integer32 = Annotated[int, Field(ge=-2**31, lt=2**31)]
 
 
 class Foreign(BaseModel):

@@ -10,13 +10,14 @@ from math import ceil
 
 from aiohttp import web
 
-from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded, TimedOut
+from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded, TemplateFailed, TimedOut
 
 logger = logging.getLogger(__name__)
 
 # Clients key on status and type: `overloaded` is the one that they take as "try again later".
 KINDS: dict[type[Exception], tuple[int, str, str]] = {
     InvalidRequest: (422, "validation", "Input validation error: "),
+    TemplateFailed: (422, "template_error", "Template error: "),
     Overloaded: (429, "overloaded", "Model is overloaded: "),
     NotReady: (503, "overloaded", "Model is not ready: "),
     GenerationFailed: (424, "generation", "Request failed during generation: "),

@@ -16,6 +16,7 @@ from aiohttp import web
 from router.errors import InvalidRequest
 from router.http.keys import TENANT
 from router.http.rendering import Answer
+from router.messages import ModelFacts
 from router.request import ANYONE, Tenant
 from router.story import RUNNING, Cause
 
@@ -65,6 +66,15 @@ def identity(request: web.Request) -> dict[str, str]:
     """The request's id, for every answer to a request that has one."""
     known = request.get(REQUEST_ID)
     return {} if known is None else {"x-request-id": known}
+
+
+def compute(facts: ModelFacts, num_characters: int) -> dict[str, str]:
+    """What works on a prompt of so many characters."""
+    return {
+        "x-compute-type": f"{facts.world_size}-{facts.device}",
+        "x-compute-characters": str(num_characters),
+        "x-weft-exact": str(int(facts.exact)),
+    }
 
 
 def timings(answer: Answer, validation_seconds: float, total_seconds: float) -> dict[str, str]:

@@ -4,48 +4,25 @@ Turns foreign JSON into `Wanted`; rendering.py turns events into foreign JSON. K
 come about.
 """
 
-import asyncio
 import json
-from collections.abc import Coroutine, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import closing
 from importlib.metadata import version
 from json.encoder import encode_basestring_ascii as quoted
 from time import monotonic as clock
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from aiohttp import web
 from pydantic import FailFast, Field
 
-from router.accounts import Account
 from router.config import RouterConfig
-from router.errors import Cancelled, InvalidRequest
-from router.http.body import Foreign, read_body
-from router.http.headers import Caller, identity, timings
-from router.http.rendering import Answer, Collector, Streaming, error_event
-from router.http.sse import EventStream, Outbox, Pump, event_stream
-from router.messages import ModelFacts
-from router.request import Request, Tenant
-from router.stream import Stream
-from router.validation import Choice, Validator, Wanted
-
-Unsigned = Annotated[int, Field(ge=0, lt=2**64)]
-Unsigned32 = Annotated[int, Field(ge=0, lt=2**32)]
-Integer32 = Annotated[int, Field(ge=-2**31, lt=2**31)]
-
-
-class Engine(Protocol):
-    """What a dialect needs of the router's loop."""
-
-    @property
-    def facts(self) -> ModelFacts: ...
-
-    def submit(self, request: Request, came: float | None = None) -> Stream: ...
-
-    def account(self, request_id: str) -> Account | None: ...
-
-    def may_use(self, request_id: str, tenant: Tenant) -> bool: ...
-
-    def ailment(self) -> str: ...
+from router.errors import InvalidRequest
+from router.http.body import Foreign, Integer32, Unsigned, Unsigned32, read_body
+from router.http.dialect import Engine, collected, open_stream
+from router.http.headers import Caller, compute, identity, timings
+from router.http.rendering import Answer, Streaming, error_event
+from router.http.sse import EventStream, Outbox, Pump
+from router.validation import Validator, Wanted
 
 
 class Parameters(Foreign):
@@ -92,7 +69,7 @@ class Generate(Foreign):
             best_of=given.best_of,
             temperature=given.temperature,
             repetition_penalty=given.repetition_penalty,
-            frequency_penalty=given.frequency_penalty,
+            relative_frequency_penalty=given.frequency_penalty,
             top_k=given.top_k,
             top_p=given.top_p,
             typical_p=given.typical_p,
@@ -127,13 +104,14 @@ class Generate(Foreign):
 
 
 class Tgi:
-    def __init__(self, engine: Engine, validator: Validator, config: RouterConfig, model: str) -> None:
+    def __init__(self, engine: Engine, validator: Validator, config: RouterConfig, model: str,
+                 outbox: Outbox) -> None:
         self._engine = engine
         self._validator = validator
         self._config = config
         self._model = model
         self._version = version("weft")
-        self._outbox = Outbox()
+        self._outbox = outbox
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -147,8 +125,9 @@ class Tgi:
         asked = await read_body(request, Generate)
         choices = await self._validator.choices(asked.wanted(caller))
         validated = clock()
-        best, *others = await self._answers(choices, caller)
-        headers = (self._headers(asked) | identity(request)
+        answers = await collected(self._engine, choices, caller)
+        best, *others = sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)
+        headers = (compute(self._engine.facts, len(asked.inputs)) | identity(request)
                    | timings(best, validated - caller.came, clock() - caller.came))
         body = self._answer_json(asked, best, others).encode()
         return web.Response(body=body, headers=headers, content_type="application/json")
@@ -156,14 +135,9 @@ class Tgi:
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
         caller = Caller.of(request, self._engine)
         asked = await read_body(request, Generate)
-        headers = self._headers(asked) | identity(request)
-        async with event_stream(request, headers, self._config.slow_client_timeout) as out:
-            try:
-                await self._stream(asked, caller, out)
-            except (Cancelled, ConnectionError):
-                out.cut()
-            except Exception as error:
-                out.write(error_event(error).encode())
+        headers = compute(self._engine.facts, len(asked.inputs)) | identity(request)
+        async with open_stream(request, headers, self._config.slow_client_timeout, error_event) as out:
+            await self._stream(asked, caller, out)
         return out.response
 
     async def info(self, _: web.Request) -> web.Response:
@@ -197,22 +171,9 @@ class Tgi:
         asked.check_streamable()
         [choice] = await self._validator.choices(asked.wanted(caller))
         rendering = Streaming(choice, asked.parameters.details, asked.prefix)
-        stream = self._engine.submit(choice.request, caller.came)
-        stream.cut = out.cut
-        try:
+        with closing(self._engine.submit(choice.request, caller.came)) as stream:
+            stream.cut = out.cut
             await Pump(stream, rendering, out, self._outbox).run()
-        finally:
-            stream.close()
-
-    async def _answers(self, choices: Sequence[Choice], caller: Caller) -> list[Answer]:
-        """Of all choices, the best first. When one fails or the client leaves, all are given up."""
-        with ExitStack() as leaving:
-            streams = []
-            for choice in choices:
-                streams.append(self._engine.submit(choice.request, caller.came))
-                leaving.callback(streams[-1].close)
-            answers = await together(Collector(*pair).answer() for pair in zip(streams, choices, strict=True))
-        return sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)
 
     def _answer_json(self, asked: Generate, best: Answer, others: Sequence[Answer]) -> str:
         text = quoted(asked.prefix + best.end.text)
@@ -220,21 +181,3 @@ class Tgi:
             return f'{{"generated_text":{text}}}'
         details = best.details_json(self._validator.tokenizer, others, asked.prefix)
         return f'{{"generated_text":{text},"details":{details}}}'
-
-    def _headers(self, asked: Generate) -> dict[str, str]:
-        facts = self._engine.facts
-        return {
-            "x-compute-type": f"{facts.world_size}-{facts.device}",
-            "x-compute-characters": str(len(asked.inputs)),
-            "x-weft-exact": str(int(facts.exact)),
-        }
-
-
-async def together(collecting: Iterable[Coroutine[None, None, Answer]]) -> list[Answer]:
-    """Raises the first failure as it is."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(answer) for answer in collecting]
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]

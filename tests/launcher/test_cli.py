@@ -1,5 +1,7 @@
 """The command line: what flags and variables become, and how mistakes are told."""
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -74,8 +76,8 @@ def test_a_flag_wins_over_its_variable(given: Callable[..., Any], monkeypatch: p
 
 @pytest.mark.parametrize(("arguments", "line"), [
     (("serve", "--prot", "80"), "weft: Unknown option: --prot. Did you mean --port?"),
-    (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve, download, replay, '
-                'simulate, tune, doctor.'),
+    (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve, chat, download, '
+                'replay, simulate, tune, doctor.'),
     (("serve", "--port", "no"), 'weft: Invalid value for --port: unable to convert "no" into int.'),
     (("serve", "--port", "70000"), 'weft: Invalid value "70000" for --port. Must be <= 65535.'),
     (("serve", "/no/model"), "weft: there is no folder /no/model"),
@@ -128,7 +130,7 @@ def module(monkeypatch: pytest.MonkeyPatch, weft: Callable[..., Any]) -> Callabl
     """The module that a command line runs, and what it is told, instead of running it."""
     def run(*arguments: str) -> tuple[str, dict[str, Any]]:
         found: list[tuple[str, dict[str, Any]]] = []
-        monkeypatch.setattr(cli, "run_module", lambda name, **order: found.append((name, order)))
+        monkeypatch.setattr(cli, "run_module", lambda name, _=None, /, **order: found.append((name, order)))
         assert weft(*arguments)[0] == 0
         return found[0]
     return run
@@ -140,6 +142,22 @@ def test_subcommands_are_modules_of_the_router(module: Callable[..., Any]) -> No
         "router.simulate", {"trace": "a", "like": "b", "seed": 3, "settings": {"max_batch_size": 8}})
     assert module("tune", "a", "--goal", "ttft=5ms") == (
         "router.tune", {"trace": "a", "goal": "ttft=5ms", "like": "", "seed": 0})
+
+
+def test_a_chat_is_a_module_of_the_router_that_gets_the_key_by_a_variable(
+        weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Any] = []
+    monkeypatch.setattr(cli, "run_module", lambda name, secrets, /, **order: heard.append((name, secrets, order)))
+    assert weft("chat", "--url", "http://loom", "--max-tokens", "5", "--api-key", "sk-loom")[0] == 0
+    assert heard == [("router.http.client", {"WEFT_API_KEY": "sk-loom"}, {
+        "url": "http://loom", "model": "", "system": "", "max_tokens": 5, "temperature": None, "seed": None})]
+
+
+def test_an_interrupt_is_left_to_the_child_and_then_ours_again() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with cli.left_to_the_child(signal.SIGINT):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_variables_are_for_servers_and_not_for_simulations(

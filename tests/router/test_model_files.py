@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from router.model_files import read_tokenizer
+from router.chat import Conversation
+from router.model_files import read_chat_template, read_tokenizer
 from router.tokenizer import byte_tokenizer
 
 PLAIN = byte_tokenizer()._tokenizer
@@ -72,3 +73,52 @@ def test_what_makes_no_sense_is_told_with_the_file_that_holds_it(folder, files, 
 def test_without_a_fast_tokenizer_the_way_to_one_is_told(tmp_path):
     with pytest.raises(ValueError, match=f"there is no {tmp_path}/tokenizer.json: .* fast tokenizer; .*save_pretra"):
         read_tokenizer(tmp_path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The chat template
+
+
+def chat(folder):
+    return read_chat_template(folder).render(Conversation(()))
+
+
+@pytest.mark.parametrize(("files", "text"), [
+    ({"chat_template": {"chat_template": "b"}}, "b"),
+    ({"tokenizer_config": {"chat_template": "c"}}, "c"),
+    ({"tokenizer_config": {"chat_template": [
+        {"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}}, "d"),
+    ({"chat_template": {"chat_template": "b"}, "tokenizer_config": {"chat_template": "c"}}, "b"),
+    ({"tokenizer_config": {"chat_template": "{{ bos_token }}{{ eos_token }}",
+                           "bos_token": {"content": "<s>"}, "eos_token": "</s>"}}, "<s></s>"),
+    ({"tokenizer_config": {"chat_template": "{{ bos_token }}{{ pad_token is defined }}", "pad_token": None},
+      "special_tokens_map": {"bos_token": "<s>"}}, "<s>False"),
+])
+def test_a_chat_template_stands_in_one_of_several_files(folder, files, text):
+    assert chat(folder(**files)) == text
+
+
+def test_the_file_of_the_template_alone_goes_first(folder):
+    path = folder(chat_template={"chat_template": "b"}, tokenizer_config={"chat_template": "c"})
+    (path / "chat_template.jinja").write_text("a")
+    assert chat(path) == "a"
+
+
+@pytest.mark.parametrize("files", [
+    {}, {"tokenizer_config": {"chat_template": None}},
+    {"tokenizer_config": {"chat_template": [{"name": "tool_use", "template": "t"}]}}])
+def test_a_model_may_have_no_chat_template(folder, files):
+    assert read_chat_template(folder(**files)) is None
+
+
+@pytest.mark.parametrize("given", [5, {"default": "d"}, [{"name": "default", "template": 5}]])
+def test_a_chat_template_that_is_no_text_is_told(folder, given):
+    with pytest.raises(ValueError, match=r"`chat_template` in .*/tokenizer_config.json must be a text"):
+        read_chat_template(folder(tokenizer_config={"chat_template": given}))
+
+
+def test_a_file_of_a_template_that_is_no_text_is_told(folder):
+    path = folder()
+    (path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is no text"):
+        read_chat_template(path)

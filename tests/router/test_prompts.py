@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from router.chat import ChatTemplate, Conversation
 from router.config import RouterConfig
-from router.errors import InvalidRequest, Overloaded
+from router.errors import InvalidRequest, Overloaded, TemplateFailed
 from router.hashing import block_hashes
 from router.messages import ModelFacts
 from router.prompts import SHORT_PROMPT, Limits, Prompt, Prompts, Text
@@ -23,8 +24,8 @@ def text(prompt, truncate=None, max_new_tokens=None, namespace=b""):
     return Text(prompt, truncate, max_new_tokens, namespace)
 
 
-def made(*args, facts=FACTS, tokenizer=TOKENIZER, **given):
-    with closing(Prompts(RouterConfig(), facts, tokenizer)) as prompts:
+def made(*args, facts=FACTS, tokenizer=TOKENIZER, template=None, **given):
+    with closing(Prompts(RouterConfig(), facts, tokenizer, template)) as prompts:
         return asyncio.run(prompts.of(text(*args, **given)))
 
 
@@ -58,7 +59,7 @@ def test_steps_that_may_yield_several_tokens_leave_fewer_places():
 
 
 def test_a_prompt_is_its_tokens():
-    assert made("warp") == Prompt(tuple(b"warp"), b"", ())
+    assert made("warp") == Prompt(tuple(b"warp"), b"", (), 4)
 
 
 def test_of_a_prompt_that_is_cut_the_last_tokens_count():
@@ -68,6 +69,17 @@ def test_of_a_prompt_that_is_cut_the_last_tokens_count():
 def test_tokens_that_the_model_does_not_know_are_refused():
     with pytest.raises(InvalidRequest, match="token 240"):
         made("😀", facts=replace(FACTS, vocabulary_size=200))
+
+
+def test_messages_are_rendered_and_special_tokens_in_them_are_read():
+    template = ChatTemplate("{% for message in messages %}{{ message.content }}<|end|>{% endfor %}", {})
+    prompt = made(Conversation(({"role": "user", "content": "hi"},)), template=template)
+    assert (prompt.tokens, prompt.num_characters) == ((*b"hi", 256), 9)
+
+
+def test_a_model_without_a_template_is_not_for_chats():
+    with pytest.raises(TemplateFailed, match="no chat template"):
+        made(Conversation(()))
 
 
 @pytest.mark.parametrize("length", [40, 600])
@@ -100,3 +112,13 @@ def test_longer_prompts_are_tokenised_beside_the_event_loop(length, thread):
             return super().encoding(*args, **kwargs)
     made("w" * length, tokenizer=Watched(TOKENIZER._tokenizer, [256]))
     assert names == [thread]
+
+
+def test_messages_are_rendered_beside_the_event_loop_however_few():
+    names = []
+    class Watched(ChatTemplate):
+        def render(self, conversation):
+            names.append(threading.current_thread().name)
+            return "hi"
+    made(Conversation(()), template=Watched("", {}))
+    assert names == ["tokenizer_0"]

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from router import validation
+from router.chat import Conversation, plain_template
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
 from router.hashing import block_hashes
 from router.messages import ModelFacts
+from router.prompts import Names
 from router.request import Tenant
 from router.tokenizer import byte_tokenizer
 from router.validation import Validator, Wanted, draw_key
@@ -24,7 +26,7 @@ TENANT = Tenant("a", weight=3.0)
 
 
 def choices(config=CONFIG, facts=FACTS, **wanted):
-    with closing(Validator(config, facts, TOKENIZER)) as validator:
+    with closing(Validator(config, facts, TOKENIZER, plain_template())) as validator:
         return asyncio.run(validator.choices(Wanted(**{"prompt": "warp"} | wanted)))
 
 
@@ -57,8 +59,19 @@ def test_who_ignores_end_tokens_has_none():
 
 
 def test_the_frequency_penalty_of_tgi_is_relative():
-    sampling = request(frequency_penalty=0.5).sampling
+    sampling = request(relative_frequency_penalty=0.5).sampling
     assert (sampling.relative_frequency_penalty, sampling.frequency_penalty) == (0.5, 0)
+
+
+def test_the_penalties_of_openai_are_passed_on():
+    sampling = request(frequency_penalty=0.5, presence_penalty=-0.5).sampling
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (0.5, -0.5)
+    assert sampling.relative_frequency_penalty == 0
+
+
+def test_who_wants_no_draws_gets_none_whatever_else_is_given():
+    made = request(greedy=True, do_sample=True, top_p=0.5)
+    assert (made.sampling.temperature, made.key) == (0, 0)
 
 
 def test_an_end_token_beyond_the_logits_is_none():
@@ -93,6 +106,23 @@ def test_a_prompt_may_be_cut_to_its_last_tokens():
 
 def test_a_long_prompt_passes_when_it_is_cut():
     assert len(request(prompt="x" * 5000, truncate=1000, max_new_tokens=1).prompt) == 1000
+
+
+def test_messages_become_a_prompt_by_the_template():
+    [choice] = choices(prompt=Conversation(({"role": "user", "content": "hi"},)))
+    assert choice.request.prompt == tuple(b"user: hi\nassistant: ")
+    assert choice.num_characters == 20
+
+
+def test_a_refusal_speaks_in_the_words_of_the_dialect():
+    names = Names(prompt="messages", max_new_tokens="max_tokens", truncate="")
+    assert refusal(names=names, max_new_tokens=0) == "`max_tokens` must be at least 1, got 0"
+    assert refusal(names=names, prompt="") == "`messages` must not be an empty string"
+    told = refusal(names=names, prompt="x" * 1001)
+    assert told == "`messages` must have at most 1000 tokens (--max-input-tokens), got 1001; shorten it"
+    told = refusal(names=names, prompt="x" * 1000, max_new_tokens=601)
+    assert told.startswith("`messages` (1000 tokens) and `max_tokens` (601) must be at most 1600 together")
+    assert told.endswith("shorten one")
 
 
 def test_more_tokens_than_there_are_places_are_cut_to_what_is_left():
@@ -149,7 +179,9 @@ REFUSALS = [
     ({"best_of": 2}, "`best_of` is 2, but nothing is sampled"),
     ({"temperature": 0.0}, "`temperature` must be above 0, got 0.0"),
     ({"repetition_penalty": -1.0}, "`repetition_penalty` must be above 0, got -1.0"),
-    ({"frequency_penalty": 2.1}, "`frequency_penalty` must be at least -2.0 and at most 2.0, got 2.1"),
+    ({"relative_frequency_penalty": 2.1}, "`frequency_penalty` must be at least -2.0 and at most 2.0, got 2.1"),
+    ({"frequency_penalty": -2.1}, "`frequency_penalty` must be at least -2.0 and at most 2.0, got -2.1"),
+    ({"presence_penalty": 2.1}, "`presence_penalty` must be at least -2.0 and at most 2.0, got 2.1"),
     ({"top_p": 1.0}, "`top_p` must be above 0 and below 1, got 1.0"),
     ({"typical_p": 0.0}, "`typical_p` must be above 0 and below 1, got 0.0"),
     ({"top_k": 0}, "`top_k` must be at least 1, got 0"),
@@ -182,7 +214,8 @@ def test_the_first_rule_that_is_broken_is_told(index):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39])
-@pytest.mark.parametrize("name", ["temperature", "repetition_penalty", "frequency_penalty", "top_p", "typical_p"])
+@pytest.mark.parametrize("name", [
+    "temperature", "repetition_penalty", "frequency_penalty", "presence_penalty", "top_p", "typical_p"])
 def test_numbers_that_a_shard_could_not_hold_are_refused(name, value):
     assert refusal(**{name: value}).startswith(f"`{name}` must be a finite 32-bit number")
 

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from hearing import lived
 
 from router.accounts import Account, Accounts
+from router.chat import plain_template
 from router.config import RouterConfig
 from router.http.app import create_app
 from router.messages import ModelFacts
@@ -20,6 +21,8 @@ from router.stream import Event, FinishedEvent, Stream, TokenEvent
 from router.tenants import Keys
 from router.tokenizer import byte_tokenizer
 from router.validation import Validator
+
+TEMPLATE = plain_template()
 
 
 def said(text: str, reason: FinishReason = FinishReason.LENGTH) -> list[Event]:
@@ -79,11 +82,11 @@ Scenario = Callable[[TestClient, ScriptedEngine], object]
 @pytest.fixture
 def serve():
     """Runs a scenario with a client of the application."""
-    def run(scenario, *scripts, config=None):
+    def run(scenario, *scripts, config=None, template=TEMPLATE):
         async def main():
             config_ = config or RouterConfig()
             engine = ScriptedEngine(*scripts)
-            with closing(Validator(config_, engine.facts, byte_tokenizer())) as validator:
+            with closing(Validator(config_, engine.facts, byte_tokenizer(), template)) as validator:
                 server = TestServer(create_app(engine, validator, config_, Keys.of(config_)), handler_cancellation=True)
                 async with TestClient(server) as client:
                     return await scenario(client, engine)
@@ -94,13 +97,13 @@ def serve():
 @pytest.fixture
 def post(serve):
     """Posts a body (or parts of a JSON body) and gives status, headers and the JSON of the answer."""
-    def run(path, *scripts, data=None, headers=None, config=None, **body):
+    def run(path, *scripts, data=None, headers=None, config=None, template=TEMPLATE, **body):
         async def scenario(client, engine):
             content = json.dumps(body) if data is None else data
             answer = await client.post(path, data=content,
                                        headers={"Content-Type": "application/json"} | (headers or {}))
             return answer.status, answer.headers, await answer.text()
-        return serve(scenario, *scripts, config=config)
+        return serve(scenario, *scripts, config=config, template=template)
     return run
 
 

@@ -6,9 +6,10 @@ from hearing import lived
 
 from router.accounts import Account, Accounts
 from router.errors import InvalidRequest
-from router.http.headers import Caller, identity, timings
+from router.http.headers import Caller, compute, identity, timings
 from router.http.keys import TENANT
 from router.http.rendering import Answer
+from router.messages import ModelFacts
 from router.request import ANYONE, FinishReason, Request, Tenant
 from router.story import Cause, Story
 from router.stream import FinishedEvent
@@ -83,6 +84,11 @@ def test_a_time_that_is_none_is_refused_by_name(text):
 
 
 # -- answers
+
+
+def test_what_computes_is_told_and_whether_exactly():
+    facts = ModelFacts("m", "cuda", "bfloat16", 512, 4096, 16, 100, world_size=2)
+    assert compute(facts, 5) == {"x-compute-type": "2-cuda", "x-compute-characters": "5", "x-weft-exact": "0"}
 
 
 def test_times_are_told_by_what_they_went_to():

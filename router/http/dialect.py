@@ -1,0 +1,69 @@
+"""What dialects have in common: the engine as they see it, and the ways from a request to whole answers or to a stream.
+
+Knows no route and no JSON.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from typing import Protocol
+
+from aiohttp import web
+
+from router.accounts import Account
+from router.errors import Cancelled
+from router.http.headers import Caller
+from router.http.rendering import Answer, Collector
+from router.http.sse import EventStream, event_stream
+from router.messages import ModelFacts
+from router.request import Request, Tenant
+from router.stream import Stream
+from router.validation import Choice
+
+
+class Engine(Protocol):
+    """What a dialect needs of the router's loop."""
+
+    @property
+    def facts(self) -> ModelFacts: ...
+
+    def submit(self, request: Request, came: float | None = None) -> Stream: ...
+
+    def account(self, request_id: str) -> Account | None: ...
+
+    def may_use(self, request_id: str, tenant: Tenant) -> bool: ...
+
+    def ailment(self) -> str: ...
+
+
+@asynccontextmanager
+async def open_stream(request: web.Request, headers: Mapping[str, str], patience: float,
+                      told: Callable[[Exception], str]) -> AsyncIterator[EventStream]:
+    """An event stream for the block. What the block raises is told as its last event, in the dialect's words."""
+    async with event_stream(request, headers, patience) as out:
+        try:
+            yield out
+        except (Cancelled, ConnectionError):
+            out.cut()
+        except Exception as error:
+            out.write(told(error).encode())
+
+
+async def collected(engine: Engine, choices: Sequence[Choice], caller: Caller) -> list[Answer]:
+    """The answers of all choices. When one fails or the client leaves, all are given up."""
+    with ExitStack() as leaving:
+        streams = []
+        for choice in choices:
+            streams.append(engine.submit(choice.request, caller.came))
+            leaving.callback(streams[-1].close)
+        return await together(Collector(*pair).answer() for pair in zip(streams, choices, strict=True))
+
+
+async def together(collecting: Iterable[Coroutine[None, None, Answer]]) -> list[Answer]:
+    """Raises the first failure as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(answer) for answer in collecting]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

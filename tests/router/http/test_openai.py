@@ -1,0 +1,354 @@
+"""Chats as OpenAI's clients ask for them, over an engine that follows a script."""
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import ClientPayloadError
+from hearing import lived
+
+from router.chat import ChatTemplate
+from router.config import RouterConfig
+from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
+from router.request import FinishReason
+from router.stream import FailedEvent, FinishedEvent, TokenEvent
+
+PATH = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hi"}]
+ENDED = [TokenEvent(97, "weft", -1.0, False), FinishedEvent(FinishReason.END_TOKEN, "weft", 1, lived())]
+PROMPT = tuple(b"user: hi\nassistant: ")
+
+
+def completed(post, *scripts, messages=HELLO, **given):
+    status, _, text = post(PATH, *scripts, messages=messages, **given)
+    assert status == 200, text
+    return json.loads(text)
+
+
+def streamed(post, *scripts, **given):
+    status, headers, text = post(PATH, *scripts, messages=HELLO, stream=True, **given)
+    assert (status, headers["Content-Type"]) == (200, "text/event-stream")
+    *lines, done, rest = text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def asked(serve, *bodies, **given):
+    """The requests that come of these bodies."""
+    async def scenario(client, engine):
+        for body in bodies:
+            answer = await client.post(PATH, json={"messages": HELLO} | body)
+            assert answer.status == 200, await answer.text()
+        return engine.requests
+    return serve(scenario, **given)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests
+
+
+def test_messages_become_a_prompt_by_the_template(serve):
+    [request] = asked(serve, {"messages": [
+        {"role": "system", "content": "be"}, *HELLO, {"role": "assistant", "content": ""},
+        {"role": "tool", "content": "5", "tool_call_id": "a"}]})
+    assert bytes(request.prompt) == b"system: be\nuser: hi\nassistant: \ntool: 5\nassistant: "
+
+
+def test_parts_of_text_are_joined(serve):
+    parts = [{"type": "text", "text": "war"}, {"type": "text", "text": "p"}]
+    [request] = asked(serve, {"messages": [{"role": "user", "content": parts}]})
+    assert bytes(request.prompt) == b"user: warp\nassistant: "
+
+
+def test_templates_get_what_messages_say_beside(serve):
+    template = ChatTemplate("{{ messages | tojson }}", {})
+    message = {"role": "tool", "content": "5", "name": "add", "tool_call_id": "a"}
+    [request] = asked(serve, {"messages": [message | {"weight": 3}]}, template=template)
+    assert json.loads(bytes(request.prompt)) == [message]
+
+
+def test_nothing_given_is_sampled_until_the_end_of_the_context(serve):
+    [request] = asked(serve, {})
+    assert (request.prompt, request.sampling.temperature) == (PROMPT, 1.0)
+    assert request.max_new_tokens == 1600 - len(PROMPT)
+    assert request.end_tokens == {256}
+
+
+def test_a_temperature_of_none_is_greedy_whatever_else_is_given(serve):
+    for request in asked(serve, {"temperature": 0}, {"temperature": 0.0, "top_p": 0.9, "seed": 5}):
+        assert (request.sampling.temperature, request.key) == (0, 0)
+
+
+def test_parameters_reach_the_request(serve):
+    [request] = asked(serve, {
+        "temperature": 0.5, "top_p": 0.75, "frequency_penalty": 0.25, "presence_penalty": -0.25, "max_tokens": 9,
+        "stop": [".", "!"], "priority": 3})
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p) == (0.5, 0.75)
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (0.25, -0.25)
+    assert (sampling.relative_frequency_penalty, sampling.repetition_penalty) == (0, 0)
+    assert (request.max_new_tokens, request.stop_strings, request.priority) == (9, (".", "!"), 3)
+
+
+def test_a_seed_leads_to_the_same_draws_as_in_other_dialects(serve):
+    async def scenario(client, engine):
+        await client.post(PATH, json={"messages": HELLO, "seed": 7})
+        await client.post("/generate", json={"inputs": "x", "parameters": {"do_sample": True, "seed": 7}})
+        first, second = engine.requests
+        assert first.key == second.key
+    serve(scenario)
+
+
+def test_what_clients_send_for_nothing_is_nothing(serve):
+    bare, *others = asked(
+        serve, {"seed": 1}, {"seed": 1, "top_p": 1}, {"seed": 1, "stop": None, "n": 1, "max_tokens": None, "tools": []},
+        {"seed": 1, "stream": None, "stream_options": None, "logprobs": False, "response_format": None},
+        {"seed": 1, "user": "u", "top_k": 3, "unheard": {"of": 1}, "frequency_penalty": 0, "presence_penalty": 0})
+    for other in others:
+        assert (other.sampling, other.key, other.stop_strings) == (bare.sampling, bare.key, ())
+
+
+def test_a_stop_string_may_stand_alone(serve):
+    assert asked(serve, {"stop": "."})[0].stop_strings == (".",)
+
+
+@pytest.mark.parametrize("given", [
+    {"max_completion_tokens": 5}, {"max_completion_tokens": 5, "max_tokens": 5},
+    {"max_completion_tokens": None, "max_tokens": 5}])
+def test_the_length_has_two_names(serve, given):
+    assert asked(serve, given)[0].max_new_tokens == 5
+
+
+def test_chats_with_a_salt_share_no_cached_prompts_with_others(serve):
+    first, second = asked(serve, {}, {"cache_salt": "s"})
+    assert first.namespace != second.namespace
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers
+
+
+def test_an_answer_is_a_completion(post):
+    told = completed(post)
+    assert (told["object"], told["model"]) == ("chat.completion", "loom")
+    assert told["choices"][0]["message"] == {"role": "assistant", "content": "weft"}
+    assert told["usage"] == {"prompt_tokens": 20, "completion_tokens": 4, "total_tokens": 24}
+    assert told["id"].startswith("chatcmpl-")
+    assert told["created"] > 1_700_000_000
+
+
+def test_a_stream_says_the_same(post):
+    chunks = streamed(post)
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == "weft"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "length"]
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+
+
+def test_usage_of_a_stream_is_told_when_it_is_asked_for(post):
+    assert streamed(post, stream_options={"include_usage": True})[-1]["usage"]["total_tokens"] == 24
+    assert all(chunk["usage"] is None for chunk in streamed(post, stream_options={}))
+
+
+@pytest.mark.parametrize(("model", "told"), [("mine", "mine"), ("tgi", "loom"), ("", "loom"), (None, "loom")])
+def test_a_model_that_is_named_is_echoed(post, model, told):
+    assert completed(post, model=model)["model"] == told
+    assert streamed(post, model=model)[0]["model"] == told
+
+
+def test_headers_tell_times_and_counts(post):
+    status, headers, _ = post(PATH, messages=HELLO, headers={"x-request-id": "mine"})
+    assert status == 200
+    assert [headers[f"x-{name}"] for name in (
+        "compute-type", "compute-characters", "prompt-tokens", "generated-tokens", "queue-ms", "request-id")] == [
+        "1-cpu", "20", "20", "4", "250.0", "mine"]
+    _, headers, _ = post(PATH, messages=HELLO, stream=True, headers={"x-request-id": "mine"})
+    assert (headers["x-compute-characters"], headers["x-request-id"], headers["x-weft-exact"]) == ("20", "mine", "1")
+
+
+def test_a_token_is_on_the_wire_before_the_next_one_exists(serve):
+    async def scenario(client, engine):
+        answer = await client.post(PATH, json={"messages": HELLO, "stream": True})
+        await engine.asked.wait()
+        [stream] = engine.streams
+        for letter in "wef":
+            stream.put(TokenEvent(ord(letter), letter, -1.0, False))
+            assert f'"content":"{letter}"'.encode() in await answer.content.readuntil(b"\n\n")
+    serve(scenario, [])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels_its_request(serve, caplog, stream):
+    async def scenario(client, engine):
+        asking = asyncio.create_task(client.post(PATH, json={"messages": HELLO, "stream": stream}))
+        await engine.asked.wait()
+        asking.cancel()
+        await client.session.close()
+        await engine.left_alone.wait()
+        assert engine.left == engine.requests
+    serve(scenario, [])
+    assert not caplog.records
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is wrong
+
+MISUNDERSTOOD = {
+    "no messages": ({}, "messages"),
+    "messages that are text": ({"messages": "hi"}, "messages"),
+    "empty messages": ({"messages": []}, "messages"),
+    "a message that is text": ({"messages": ["hi"]}, "messages.0"),
+    "no role": ({"messages": [{"content": "hi"}]}, "messages.0.role"),
+    "an unknown role": ({"messages": [{"role": "weaver", "content": "hi"}]}, "messages.0.role"),
+    "no content": ({"messages": [*HELLO, {"role": "user"}]}, "messages.1.content"),
+    "content that is null": ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content"),
+    "content that is a number": ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+                 "messages.0.content"),
+    "a part without text": ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content"),
+    "a part that is text": ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages.0.content"),
+    "a name that is a number": ({"messages": [{"role": "user", "content": "hi", "name": 5}]}, "messages.0.name"),
+    "a temperature that is a word": ({"temperature": "hot"}, "temperature"),
+    "a negative length": ({"max_tokens": -1}, "max_tokens"),
+    "a length that is text": ({"max_completion_tokens": "5"}, "max_completion_tokens"),
+    "a stop string that is a number": ({"stop": [5]}, "stop.0"),
+    "stop strings that are an object": ({"stop": {}}, "stop"),
+    "a stream that is a word": ({"stream": "yes"}, "stream"),
+    "options that are a list": ({"stream_options": []}, "stream_options"),
+    "a seed with a fraction": ({"seed": 1.5}, "seed"),
+    "a model that is a number": ({"model": 5}, "model"),
+}
+NOT_ALLOWED = {
+    "no new tokens": ({"max_tokens": 0}, "`max_tokens` must be at least 1"),
+    "more tokens than fit": ({"messages": [{"role": "user", "content": "x" * 1000}], "max_tokens": 1000},
+                             "`messages` (1018 tokens) and `max_tokens` (1000) must be at most 1600 together"),
+    "long messages": ({"messages": [{"role": "user", "content": "x" * 2000}]}, "`messages` must have at most 1599"),
+    "two lengths": ({"max_tokens": 5, "max_completion_tokens": 6}, "`max_tokens` and `max_completion_tokens`"),
+    "a negative temperature": ({"temperature": -1}, "`temperature` must be above 0"),
+    "a share above all": ({"top_p": 1.5}, "`top_p`"),
+    "a share above all without draws": ({"top_p": 1.5, "temperature": 0}, "`top_p`"),
+    "a penalty": ({"frequency_penalty": 2.5}, "`frequency_penalty`"),
+    "another penalty": ({"presence_penalty": -2.5}, "`presence_penalty`"),
+    "too many stop strings": ({"stop": ["a", "b", "c", "d", "e"]}, "`stop` must hold at most 4 strings"),
+    "an empty stop string": ({"stop": ""}, "`stop` must not be an empty string"),
+    "several choices": ({"n": 2}, "`n` must be 1, got 2"),
+    "no choices": ({"n": 0}, "`n` must be 1, got 0"),
+    "tools": ({"tools": [{"type": "function"}]}, "`tools` is given"),
+    "a format": ({"response_format": {"type": "json_object"}}, "`response_format` is given"),
+    "logprobs": ({"logprobs": True}, "`logprobs` is given"),
+    "a priority": ({"priority": 11}, "`priority` must be at least -10"),
+    "a salt": ({"cache_salt": ""}, "`cache_salt` must not be"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("given", "where"), MISUNDERSTOOD.values(), ids=MISUNDERSTOOD)
+def test_what_is_misunderstood_is_told_with_the_field(post, given, where, stream):
+    status, _, text = post(PATH, **({} if given == {} else {"messages": HELLO}) | {"stream": stream} | given)
+    told = json.loads(text)
+    assert (status, told["error_type"]) == (422, "validation")
+    assert told["error"].startswith(f"Failed to deserialize the JSON body into the target type: `{where}`: ")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("given", "message"), NOT_ALLOWED.values(), ids=NOT_ALLOWED)
+def test_what_is_not_allowed_has_its_status_on_streams_too(post, given, message, stream):
+    status, headers, text = post(PATH, **{"messages": HELLO, "stream": stream} | given)
+    told = json.loads(text)
+    assert (status, told["error_type"]) == (422, "validation")
+    assert told["error"].startswith(f"Input validation error: {message}")
+    assert "inputs" not in told["error"]
+    assert len(headers["x-request-id"]) == 32
+
+
+def test_an_image_is_told_in_words_that_say_what_is_served(post):
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    _, _, text = post(PATH, messages=[{"role": "user", "content": [{"type": "text", "text": "what?"}, image]}])
+    assert json.loads(text)["error"].endswith("images and other parts are not served")
+
+
+@pytest.mark.parametrize(("template", "message"), [
+    (None, "Template error: this model has no chat template"),
+    (ChatTemplate("{{ raise_exception('roles must alternate') }}", {}), "Template error: roles must alternate")])
+def test_what_the_template_cannot_do_is_told(post, template, message):
+    for stream in (False, True):
+        status, _, text = post(PATH, messages=HELLO, template=template, stream=stream)
+        assert (status, json.loads(text)["error_type"]) == (422, "template_error")
+        assert json.loads(text)["error"].startswith(message)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("error", "status"), [(Overloaded("full", 3.5), 429), (NotReady("starting"), 503)])
+def test_a_refusal_has_a_status(serve, error, status, stream):
+    async def scenario(client, engine):
+        engine.refusals = [error]
+        answer = await client.post(PATH, json={"messages": HELLO, "stream": stream})
+        assert (answer.status, (await answer.json())["error_type"]) == (status, "overloaded")
+        assert int(answer.headers["Retry-After"]) >= 1
+    serve(scenario)
+
+
+@pytest.mark.parametrize(("error", "status"), [(GenerationFailed("broken"), 424), (TimedOut("too late"), 408)])
+def test_a_failure_is_told_by_its_status_or_within_the_stream(post, error, status):
+    assert post(PATH, [FailedEvent(error)], messages=HELLO)[0] == status
+    token, failure = streamed(post, [TokenEvent(97, "a", -1.0, False), FailedEvent(error)])
+    assert token["choices"][0]["delta"]["content"] == "a"
+    assert failure["error"]["http_status_code"] == status
+
+
+def test_the_reader_of_a_cancelled_request_sees_that_the_end_is_missing(serve, caplog):
+    async def scenario(client, engine):
+        answer = await client.post(PATH, json={"messages": HELLO, "stream": True})
+        await engine.asked.wait()
+        engine.streams[0].put(FailedEvent(Cancelled("too slow")))
+        with pytest.raises(ClientPayloadError):
+            await answer.text()
+    serve(scenario, [])
+    assert not caplog.records
+
+
+def test_a_key_is_asked_for(post):
+    config = RouterConfig(api_key="sk-loom")
+    assert post(PATH, messages=HELLO, config=config)[0] == 401
+    assert post(PATH, messages=HELLO, config=config, headers={"Authorization": "Bearer sk-loom"})[0] == 200
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Official clients
+
+
+def in_a_thread(serve, story, *scripts):
+    """A client that blocks, beside the server."""
+    async def scenario(client, engine):
+        return await asyncio.to_thread(story, str(client.make_url("")).rstrip("/"))
+    return serve(scenario, *scripts)
+
+
+@pytest.mark.clients
+def test_the_client_of_the_hub_understands_answers_and_streams(serve):
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+
+    def story(url):
+        hub = huggingface_hub.InferenceClient(base_url=url)
+        answer = hub.chat_completion(HELLO, max_tokens=5, temperature=0, stop=["."])
+        assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("weft", "length")
+        assert answer.usage.total_tokens == 24
+        *_, last = chunks = list(hub.chat_completion(HELLO, stream=True, stream_options={"include_usage": True}))
+        assert "".join(chunk.choices[0].delta.content for chunk in chunks if chunk.choices) == "weft"
+        assert last.usage.completion_tokens == 4
+    in_a_thread(serve, story)
+
+
+@pytest.mark.clients
+def test_the_client_of_openai_understands_answers_streams_and_errors(serve):
+    openai = pytest.importorskip("openai")
+
+    def story(url):
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            chats = client.chat.completions
+            answer = chats.create(model="loom", messages=HELLO, max_completion_tokens=5, temperature=0, stop=".")
+            assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("weft", "stop")
+            chunks = list(chats.create(model="loom", messages=HELLO, stream=True))
+            assert "".join(chunk.choices[0].delta.content for chunk in chunks) == "weft"
+            with pytest.raises(openai.UnprocessableEntityError, match="max_tokens"):
+                chats.create(model="loom", messages=HELLO, max_tokens=0)
+    in_a_thread(serve, story, ENDED)
