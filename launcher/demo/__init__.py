@@ -1,0 +1,1 @@
+"""The small model that comes with weft, and how it was made."""

@@ -1,0 +1,55 @@
+"""The embedded model's tokenizer: byte-level BPE, trained on the corpus; numbers are spelt digit by digit.
+
+Knows nothing of what the texts say.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from launcher.demo.markup import END, MARKS, OVER, WORDS, Piece
+
+SIZE = 4096
+CONTEXT = 2048
+
+Encoded = tuple[list[int], list[bool]]  # ids, and which of them are learnt
+
+
+def train_tokenizer(texts: Iterable[str], size: int = SIZE) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    named = [*(AddedToken(mark, special=True) for mark in MARKS), *(AddedToken(word, special=False) for word in WORDS)]
+    # Only special tokens are sure of their numbers; what clients should see is made visible afterwards.
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[AddedToken(token.content) for token in named],
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return shown(tokenizer, WORDS)
+
+
+def shown(tokenizer: Tokenizer, words: Iterable[str]) -> Tokenizer:
+    described = json.loads(tokenizer.to_str())
+    for token in described["added_tokens"]:
+        token["special"] = token["content"] not in words
+    return Tokenizer.from_str(json.dumps(described))
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": OVER,
+        "model_max_length": CONTEXT, "clean_up_tokenization_spaces": False}, indent=2) + "\n")
+
+
+def encode(tokenizer: Tokenizer, document: Iterable[Piece]) -> Encoded:
+    """Piece by piece: marks stand between them, so this is how the whole would be encoded too."""
+    ids: list[int] = []
+    learnt: list[bool] = []
+    for piece in document:
+        added = tokenizer.encode(piece.text, add_special_tokens=False).ids
+        ids += added
+        learnt += [piece.learnt] * len(added)
+    return ids, learnt

@@ -1,0 +1,97 @@
+"""The text that the model learns is the text that its chat template makes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+import launcher.demo
+from launcher.demo.markup import OVER, pieces
+from launcher.demo.talk import Talk, asked
+from launcher.demo.vocabulary import encode, train_tokenizer
+
+TEMPLATE = Path(launcher.demo.__file__).with_name("model") / "chat_template.jinja"
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds \"two\" numbers.", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}}}
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 22}}}
+TALKS = {
+    "a question": asked("What is 2 + 2?", "2 + 2 = 4."),
+    "a system message": asked("Hello!", "Hi.", system="Be brief."),
+    "several turns": Talk([*asked("Hello!", "Hi.").messages, *asked("And now?", "Bye.").messages]),
+    "tools": Talk([{"role": "user", "content": "Add 1 and 22."},
+                   {"role": "assistant", "content": "", "tool_calls": [CALL]},
+                   {"role": "tool", "content": '{"sum": 23}'}, {"role": "assistant", "content": "It is 23."}], [TOOL]),
+    "a thought before a call, later": Talk([
+        {"role": "user", "content": "Add 1 and 22."},
+        {"role": "assistant", "content": "<think>\nadd fits.\n</think>\n", "tool_calls": [CALL]},
+        {"role": "tool", "content": '{"sum": 23}'}, {"role": "assistant", "content": "It is 23."}], [TOOL]),
+    "tools and a system message": Talk([{"role": "system", "content": "Be brief."}, *asked("Hello!", "Hi.").messages],
+                                       [TOOL, TOOL]),
+    "two calls after a word": Talk([{"role": "user", "content": "Add."},
+                                    {"role": "assistant", "content": "Well.", "tool_calls": [CALL, CALL]}], [TOOL]),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    texts = ["".join(piece.text for piece in pieces(talk)) for talk in TALKS.values()]
+    trained = train_tokenizer(texts, 400)
+    return PreTrainedTokenizerFast(tokenizer_object=trained, chat_template=TEMPLATE.read_text())
+
+
+def rendered(tokenizer: PreTrainedTokenizerFast, talk: Talk, **options: Any) -> str:
+    return str(tokenizer.apply_chat_template(
+        list(talk.messages), tools=list(talk.tools) or None, tokenize=False, **options))
+
+
+@pytest.mark.parametrize("talk", TALKS.values(), ids=TALKS)
+def test_pieces_are_what_the_template_makes(tokenizer: PreTrainedTokenizerFast, talk: Talk) -> None:
+    assert "".join(piece.text for piece in pieces(talk)) == rendered(tokenizer, talk) + OVER
+
+
+@pytest.mark.parametrize("talk", TALKS.values(), ids=TALKS)
+def test_piece_by_piece_gives_the_tokens_of_the_whole(tokenizer: PreTrainedTokenizerFast, talk: Talk) -> None:
+    ids, learnt = encode(tokenizer.backend_tokenizer, pieces(talk))
+    whole = "".join(piece.text for piece in pieces(talk))
+    assert ids == tokenizer.backend_tokenizer.encode(whole, add_special_tokens=False).ids
+    assert len(learnt) == len(ids)
+
+
+def test_only_what_the_assistant_says_is_learnt() -> None:
+    assert "|".join(piece.text for piece in pieces(TALKS["a system message"]) if piece.learnt) == "Hi.<|im_end|>"
+    assert all(piece.learnt for piece in pieces("Once upon a time."))
+
+
+def test_an_answer_follows_the_prompt_that_asks_for_it(tokenizer: PreTrainedTokenizerFast) -> None:
+    talk = TALKS["a question"]
+    question = Talk(talk.messages[:1])
+    assert rendered(tokenizer, talk) == (
+        rendered(tokenizer, question, add_generation_prompt=True) + "2 + 2 = 4.<|im_end|>\n")
+
+
+def test_who_thinks_is_asked_to(tokenizer: PreTrainedTokenizerFast) -> None:
+    thought = asked("What is 2 + 2?", "<think>\n2 and 2\n</think>\n4", system="")
+    talk = Talk(thought.messages, thinks=True)
+    prompt = rendered(tokenizer, Talk(talk.messages[:1]), add_generation_prompt=True, enable_thinking=True)
+    told, *_ = "".join(piece.text for piece in pieces(talk)).split("2 and 2")
+    assert told == prompt
+    assert [piece.text for piece in pieces(talk) if piece.learnt] == ["2 and 2\n</think>\n4<|im_end|>"]
+
+
+def test_a_call_follows_a_thought_on_the_next_line() -> None:
+    talk = Talk([{"role": "user", "content": "Add."}, {
+        "role": "assistant", "content": "<think>\nadd fits.\n</think>\n", "tool_calls": [CALL]}], [TOOL], thinks=True)
+    [learnt] = [piece.text for piece in pieces(talk) if piece.learnt]
+    assert learnt.startswith("add fits.\n</think>\n<tool_call>\n{")
+
+
+def test_thoughts_are_not_read_again(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert "2 and 2" not in rendered(tokenizer, asked("What is 2 + 2?", "<think>\n2 and 2\n</think>\n4"))
+
+
+def test_an_image_is_refused_by_name(tokenizer: PreTrainedTokenizerFast) -> None:
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "this?"}]
+    assert "What is this?" in rendered(tokenizer, Talk([{"role": "user", "content": parts}]))
+    with pytest.raises(Exception, match="got a part of type image_url"):
+        rendered(tokenizer, Talk([{"role": "user", "content": [{"type": "image_url"}]}]))
