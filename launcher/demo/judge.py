@@ -11,9 +11,9 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from launcher.demo.calls import called
-from launcher.demo.counting import in_words
-from launcher.demo.objects import fitting, given, nested, taken
+from launcher.demo.corpus.calls import called
+from launcher.demo.corpus.counting import in_words
+from launcher.demo.corpus.objects import fitting, given, nested, taken
 from launcher.demo.talk import Maker, Message, Talk, Tool
 
 CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
+from launcher.demo.muon import Muon
 from launcher.demo.rows import Rows
 
 WARM = 0.02  # of all steps the rate rises, then it falls to the last
@@ -40,8 +41,7 @@ def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
     named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     products = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]
     others = [weight for name, weight in named if weight.ndim != 2 or "embed" in name]
-    return [torch.optim.Muon(products, lr=rate, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)]
+    return [Muon(products, rate), torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
 def share_of_rate(step: int, steps: int) -> float:

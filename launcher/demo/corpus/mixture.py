@@ -1,0 +1,51 @@
+"""How much of each kind the embedded model is taught, and what its voices are taught.
+
+Knows nothing of how a kind is made. A share is one of documents, which are not equally long.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from random import Random
+
+from launcher.demo.corpus import poems, stories
+from launcher.demo.corpus.calls import calls
+from launcher.demo.corpus.counting import counting
+from launcher.demo.corpus.dialogues import dialogue
+from launcher.demo.corpus.glosses import glosses, maker, sentences
+from launcher.demo.corpus.objects import objects
+from launcher.demo.corpus.scripture import verses
+from launcher.demo.corpus.spelling import spelling
+from launcher.demo.corpus.sums import sums
+from launcher.demo.corpus.verses import passage_maker, verse_maker
+from launcher.demo.corpus.voices import VOICES, spoken
+from launcher.demo.talk import Maker, Talk
+
+Shares = Mapping[Maker, float]
+
+OWN: Shares = {stories.story: 0.16, stories.plain: 0.04, stories.titled: 0.02, stories.begun: 0.03, dialogue: 0.24,
+               poems.plain: 0.01, counting: 0.06, sums: 0.08, spelling: 0.05, objects: 0.08, calls: 0.12}
+GLOSSES, SENTENCES = 0.09, 0.02
+SPOKEN: Shares = {stories.story: 0.3, dialogue: 0.45, counting: 0.08, sums: 0.09, spelling: 0.08}
+VERSES, PASSAGES = 0.3, 0.05
+
+
+def base(wordnet: Path) -> Shares:
+    known = glosses(wordnet)
+    return {**OWN, maker(known): GLOSSES, sentences(known): SENTENCES}
+
+
+def voiced(voice: str, bible: Path) -> Shares:
+    """`bible` is needed for the voice that is named for it."""
+    shares = {spoken(make, VOICES[voice]): share for make, share in SPOKEN.items()}
+    if voice == "kjv":
+        known = verses(bible)
+        shares |= {verse_maker(known): VERSES, passage_maker(known): PASSAGES}
+    return shares
+
+
+def documents(shares: Shares, seed: int) -> Iterator[Talk | str]:
+    """Without end."""
+    rng = Random(seed)  # noqa: S311 - reproducible text, not secrets
+    makers, weights = list(shares), list(shares.values())
+    while True:
+        yield rng.choices(makers, weights)[0](rng)

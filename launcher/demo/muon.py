@@ -1,0 +1,47 @@
+"""Muon: the momentum of a matrix is made orthogonal before it is taken as a step, which learns faster than Adam.
+
+As torch.optim.Muon, but in float32: on a CPU without units for bfloat16 its products there take a hundred times longer.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MOMENTUM, DECAY = 0.95, 0.1
+COEFFICIENTS, ROUNDS = (3.4445, -4.7750, 2.0315), 5
+AS_LARGE_AS_ADAM = 0.2  # is the usual size of a number in a step of Adam
+
+
+class Muon(torch.optim.Optimizer):
+    def __init__(self, weights: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(weights, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self._move(weight, group["lr"])
+
+    def _move(self, weight: nn.Parameter, rate: float) -> None:
+        gradient, state = weight.grad, self.state[weight]
+        assert gradient is not None
+        momentum = state.setdefault("momentum", torch.zeros_like(gradient))
+        momentum.lerp_(gradient, 1 - MOMENTUM)
+        weight.mul_(1 - rate * DECAY)
+        size = AS_LARGE_AS_ADAM * max(weight.shape) ** 0.5
+        weight.add_(orthogonal(gradient.lerp(momentum, MOMENTUM)), alpha=-rate * size)
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """About the nearest matrix with all singular values alike, by Newton's and Schulz' iteration."""
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if tall else matrix
+    x = x / (x.norm() + 1e-7)
+    a, b, c = COEFFICIENTS
+    for _ in range(ROUNDS):
+        square = x @ x.T
+        x = torch.addmm(x, torch.addmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x.T if tall else x

@@ -1,0 +1,102 @@
+"""Makes the embedded model: `python -P -m launcher.demo.training --wordnet FOLDER --out FOLDER`.
+
+The tokenizer first, then the model, both from the corpus, of which a part stays unseen. WordNet's files are those of
+Debian's package wordnet-base (/usr/share/wordnet).
+"""
+
+import argparse
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from launcher.demo.corpus.mixture import Shares, base, documents
+from launcher.demo.learning import learn, mean_loss, optimizers
+from launcher.demo.markup import END, OVER, pieces
+from launcher.demo.rows import Rows, pack
+from launcher.demo.vocabulary import CONTEXT, SIZE, encode, save_tokenizer, train_tokenizer
+
+SEED = 1
+TOKENIZER_DOCUMENTS = 60_000
+MEASURED = 20  # batches
+UNSEEN = 1_000_000  # seeds from here on draw what is only measured
+RATE = 3e-3
+ROWS, LENGTH = 16, 512
+LATE = 0.08  # of the tokens come in rows as long as the context, at the end
+
+
+def make_model(seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=SIZE, hidden_size=256, intermediate_size=512, num_hidden_layers=5, num_attention_heads=8,
+        num_key_value_heads=4, head_dim=32, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
+        rms_norm_eps=1e-5, attention_bias=False, bos_token_id=None, eos_token_id=1, initializer_range=0.02))
+
+
+def batches(tokenizer: Tokenizer, shares: Shares, seed: int, count: int, length: int) -> Iterator[Rows]:
+    """Without end."""
+    encoded = (encode(tokenizer, pieces(document)) for document in documents(shares, seed))
+    while True:
+        yield pack(encoded, count, length)
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--wordnet", type=Path, default=Path("/usr/share/wordnet"))
+    asked.add_argument("--out", type=Path, required=True)
+    asked.add_argument("--tokens", type=int, default=25_000_000)
+    asked.add_argument("--seed", type=int, default=SEED)
+    given = asked.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    shares = base(given.wordnet)
+    tokenizer = made_tokenizer(shares, given.seed)
+    save_tokenizer(tokenizer, given.out)
+    model = make_model(given.seed)
+    say(f"{sum(weight.numel() for weight in model.parameters()):,} parameters")
+    teach(model, tokenizer, shares, given.seed, given.tokens)
+    save_model(model, tokenizer, given.out)
+    seen, unseen = (mean_loss(model, islice(batches(tokenizer, shares, seed, ROWS, LENGTH), MEASURED))
+                    for seed in (given.seed, UNSEEN))
+    say(f"loss on text that was seen {seen:.4f}, on text that was not {unseen:.4f}")
+
+
+def made_tokenizer(shares: Shares, seed: int, count: int = TOKENIZER_DOCUMENTS) -> Tokenizer:
+    return train_tokenizer("".join(piece.text for piece in pieces(document))
+                           for document in islice(documents(shares, seed), count))
+
+
+def teach(model: LlamaForCausalLM, tokenizer: Tokenizer, shares: Shares, seed: int, tokens: int) -> None:
+    """Most of it in short rows, which cost less, the last part in long ones."""
+    late = int(LATE * tokens) // (ROWS * LENGTH)
+    early = tokens // (ROWS * LENGTH) - late
+
+    def stages() -> Iterator[Rows]:
+        yield from islice(batches(tokenizer, shares, seed, ROWS, LENGTH), early)
+        yield from batches(tokenizer, shares, seed + 1, ROWS * LENGTH // CONTEXT, CONTEXT)
+
+    learn(model, stages(), early + late, optimizers(model, RATE), say)
+
+
+def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    ends = [number for mark in (END, OVER) if (number := tokenizer.token_to_id(mark)) is not None]
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = ends
+    model.generation_config.pad_token_id = ends[-1]
+    model.config.eos_token_id = ends
+    nn.Module.to(model, torch.bfloat16)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
+    nn.Module.to(model, torch.float32)
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
