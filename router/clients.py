@@ -15,7 +15,7 @@ from router.config import RouterConfig
 from router.delivery import Delivery
 from router.errors import Cancelled, GenerationFailed, NotReady, RequestError, TimedOut
 from router.events import Event, Expired, Failed, Finished, Produced
-from router.messages import Answer, AnswerRow
+from router.messages import Answer
 from router.request import Request
 from router.scheduler import Scheduler
 from router.story import Story
@@ -72,21 +72,22 @@ class Clients:
             if (delivery := self._deliveries.get(logprobs.sequence)) is not None:
                 delivery.deliver_prompt(logprobs)
         stopped = {}
+        deliveries = self._deliveries
         for number, row in answer.rows.items():
-            delivery = self._deliveries.get(number)
-            if delivery is not None and (stop := self._read(number, delivery, row)) is not None:
-                stopped[number] = stop
+            if (delivery := deliveries.get(number)) is not None:
+                try:
+                    stop = delivery.read(row)
+                except Exception:  # what goes wrong with the text of one request is that request's affair alone
+                    self._unreadable(number)
+                    continue
+                if stop is not None:
+                    stopped[number] = stop
         return stopped
 
-    def _read(self, number: int, delivery: Delivery, row: AnswerRow) -> int | None:
-        """What goes wrong with the text of one request is that request's affair alone."""
-        try:
-            return delivery.read(row)
-        except Exception:
-            log.exception("the text of a request could not be made")
-            self._core.cancel(number, now())
-            self.fail(number, GenerationFailed("the text could not be made"))
-            return None
+    def _unreadable(self, number: int) -> None:
+        log.exception("the text of a request could not be made")
+        self._core.cancel(number, now())
+        self.fail(number, GenerationFailed("the text could not be made"))
 
     def tell(self, events: Iterable[Event]) -> None:
         """Who is not there any more is not told."""

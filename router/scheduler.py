@@ -181,6 +181,8 @@ class Scheduler:
                 counts[number] = self._accept(sequence, rows[number].tokens, stopped.get(number), events, now)
                 if sequence.state is State.YIELDING:
                     self._wait_once_answered(sequence)
+        if self._trials:
+            self._trials.acquit(counts)
         return events + [self.sequences.fail(self.sequences[n], why, now) for n, why in failed.items()
                          if n in self.sequences]
 
@@ -258,12 +260,10 @@ class Scheduler:
     def _accept(self, sequence: Sequence, tokens: Rows[int], stop: int | None, events: list[Event], now: float) -> int:
         request = sequence.request
         counted, reason = count_tokens(request, len(sequence.generated), tokens, stop)
-        sequence.accept(tokens[:counted])
+        sequence.accept(tokens if counted == len(tokens) else tokens[:counted])
         if sequence.length > sequence.full_at:
             self.running.publish(sequence, sequence.length - 1)
         sequence.num_deaths = 0
-        if self._trials:
-            self._trials.clear(sequence)
         if self._shares.several:
             self._shares.charge(request.tenant, PER_GENERATED_TOKEN * counted)
         if reason is None and now >= sequence.deadline:

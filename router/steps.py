@@ -42,10 +42,17 @@ class Draft:
     newcomers: list[Newcomer] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
     crowded: bool = False  # a newcomer had to wait for its tokens
+    alone: Load | None = None  # that of the ready ones without chunks, once somebody asked
 
     def messages(self) -> list[Message]:
         step = self._step()
         return [*self.before, step] if step is not None else list(self.before)
+
+    def load_alone(self) -> Load:
+        """To be asked before the step counts as computed."""
+        if self.alone is None:
+            self.alone = Load(rows=len(self.ready), context=sum([s.length + s.in_flight for s in self.ready]))
+        return self.alone
 
     @property
     def is_step(self) -> bool:
@@ -86,7 +93,8 @@ class Steps:
     def fill(self, draft: Draft, budget: Budget, may_enter: Callable[[int], bool]) -> bool:
         """Put chunks into the draft, unfinished prompts first; returns whether the budget turned one away."""
         assert draft.batch is not None
-        for sequence in unfinished(draft.batch):
+        prompts = unfinished(draft.batch) if len(draft.ready) < len(draft.batch) else []
+        for sequence in prompts:
             if not self._chunk(draft, budget, sequence):
                 return True
         while may_enter(budget.tokens) and (newcomer := self.house.next_newcomer()) is not None:
@@ -118,23 +126,23 @@ class Mixed(Steps):
 
     def draft(self) -> Draft:
         running, draft = self.house.running, Draft()
-        ready = [s for batch in running.batches for s in batch if s.is_ready]
+        ready = [s for batch in running.batches for s in batch if s.computed >= s.given]
         self.grow(ready, draft)
         draft.before += running.owed_filters()
         draft.batch = running.batches[0] if running.batches else running.new_batch()
-        turned_away = self.fill(draft, self._budget(draft.ready), lambda tokens: tokens > 0)
+        turned_away = self.fill(draft, self._budget(draft), lambda tokens: tokens > 0)
         self._starved = self._starved + 1 if turned_away and not draft.chunks else 0
         return draft
 
-    def _budget(self, ready: list[Sequence]) -> Budget:
+    def _budget(self, draft: Draft) -> Budget:
         """The stall promise, unless it has kept prompts waiting for too long: then one block, whatever it takes."""
         policy, size = self.house.policy, self.block_size()
-        left = policy.max_prefill_tokens - len(ready)
-        if not ready:
+        left = policy.max_prefill_tokens - len(draft.ready)
+        if not draft.ready:
             return Budget(left, size)
         if self._starved >= policy.max_starved_steps:
             return Budget(size, size)
-        return Budget.beside(load_of(ready), left, size, policy.stall_seconds, self.house.costs)
+        return Budget.beside(draft.load_alone(), left, size, policy.stall_seconds, self.house.costs)
 
 
 class Pause(Steps):
@@ -219,13 +227,9 @@ def unfinished(batch: Batch) -> list[Sequence]:
     return [sequence for sequence in batch if not sequence.is_ready]
 
 
-def load_of(ready: list[Sequence]) -> Load:
-    return Load(rows=len(ready), context=sum([s.length + s.in_flight for s in ready]))
-
-
 def load_of_step(draft: Draft) -> Load:
     """To be asked before the step counts as computed."""
-    ready = load_of(draft.ready)
+    ready = draft.load_alone()
     chunks = [load_of_chunk(sequence.computed, length) for sequence, length in draft.chunks]
     context = ready.context + sum(chunk.context for chunk in chunks)
     return Load(ready.rows + len(chunks), sum(chunk.chunk_tokens for chunk in chunks), context)

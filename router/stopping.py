@@ -38,6 +38,8 @@ def count_tokens(request: Request, generated: int, tokens: Rows[int],
                  stop: int | None) -> tuple[int, FinishReason | None]:
     """How many of a row's tokens count, and why the sequence ends with the last of them, if it does. The one place
     that decides "finished". When several reasons meet in one token the length goes first, then the end token."""
+    if len(tokens) == 1 and stop is None and generated + 1 < request.max_new_tokens:  # nearly always
+        return 1, FinishReason.END_TOKEN if tokens[0] in request.end_tokens else None
     most = min(len(tokens), request.max_new_tokens - generated, len(tokens) if stop is None else stop)
     for index in range(most):
         if generated + index + 1 >= request.max_new_tokens:

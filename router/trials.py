@@ -34,9 +34,14 @@ class Trials:
         return next((suspects for suspects in self._sets if not all(map(is_stuck, suspects.values()))), None)
 
     def clear(self, sequence: Sequence) -> None:
-        """It is innocent, or gone."""
-        for suspects in self._sets:
-            suspects.pop(sequence.number, None)
+        """It is gone, or accused anew."""
+        self.acquit([sequence.number])
+
+    def acquit(self, numbers: Iterable[int]) -> None:
+        """These are innocent: they have another token."""
+        for number in numbers:
+            for suspects in self._sets:
+                suspects.pop(number, None)
         self._sets = [suspects for suspects in self._sets if suspects]
 
     def accuse(self, members: list[Sequence], *, alone: bool) -> Sequence | None:

@@ -39,14 +39,16 @@ class Step:
         expects = members = tuple(draft.ready)
         for sequence in draft.ready:
             sequence.computed += 1
+            sequence.in_flight += 1
         for sequence, length in draft.chunks:
             sequence.computed += length
         if draft.chunks:
             prompts = [sequence for sequence, _ in draft.chunks]
             members = (*expects, *prompts)
-            expects = (*expects, *(sequence for sequence in prompts if sequence.is_ready))
-        for sequence in expects:
-            sequence.in_flight += 1
+            done = [sequence for sequence in prompts if sequence.is_ready]
+            for sequence in done:
+                sequence.in_flight += 1
+            expects = (*expects, *done)
         fills = tuple([Filled(sequence, sequence.blocks, sequence.computed) for sequence, _ in draft.chunks])
         return cls(order, members, expects, fills, load, draft.crowded)
 
