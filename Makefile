@@ -7,12 +7,14 @@
 .ONESHELL:
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-clients gpu-wheels gpu-check check proto proto-check docs bench stats clean
+.PHONY: help run test test-long test-clients gpu-wheels gpu-check check proto proto-check docs bench dist stats clean
 
 PYTHON :=
 PIP_ARGS :=
+DIST := dist
 PORT :=
 ARGS :=
+DIST := dist
 SEED := $(shell date +%s)
 
 # -P: nothing in the current folder but what is installed from here can shadow a module.
@@ -67,6 +69,7 @@ help:
 	make proto-check   whether shard/pb is what make proto would write
 	make docs          write docs/configuration.md from the settings
 	make bench         what the router costs per token (ARGS="flags of benchmarks.router")
+	make dist          build a wheel, with the model that comes with weft, in dist/
 	make stats         sizes of files and functions
 	make clean         remove what make has made here
 	run and test set everything up by themselves; PIP_ARGS=... passes options to pip, PYTHON=... names a Python
@@ -76,7 +79,7 @@ help:
 	@$(SETUP)
 	make_venv .venv "python3.14 python3.13 python3.12 python3.11 python3"
 	forget_half_installed .venv
-	torch=$$(sed -n 's/^torch==//p' constraints.txt)
+	while read -r line; do case $$line in torch==*) torch=$${line#torch==};; esac; done < constraints.txt
 	echo "weft: installing into .venv ($$(.venv/bin/python --version)); to download, unless pip has it already:"
 	echo "weft:   torch $$torch, 0.2 GB as the CPU-only build, about 3 GB as the CUDA build (README.md: how to choose)"
 	echo "weft:   some sixty small packages, 0.1 GB together"
@@ -107,7 +110,10 @@ else
 	{ $(PYTEST) --ignore=tests/shard || touch $$said/failed; } | tee $$said/rest
 	wait $$half || touch $$said/failed
 	cat $$said/shard
-	sed -n '/^=* \(ERRORS\|FAILURES\) =/,$$p' $$said/rest
+	shown=; while IFS= read -r line; do
+		case $$line in ==*' ERRORS ='*|==*' FAILURES ='*) shown=yes;; esac
+		test ! "$$shown" || printf '%s\n' "$$line"
+	done < $$said/rest
 	code=0; test ! -e $$said/failed || code=1
 	rm -rf $$said
 	exit $$code
@@ -172,6 +178,11 @@ docs: .venv/ready
 
 bench: .venv/ready
 	@$(VENV) -m benchmarks.router $(ARGS)
+
+# With what the set-up has installed, so that it works without a network.
+dist: .venv/ready
+	@$(VENV) -m pip wheel --disable-pip-version-check -q --no-deps --no-build-isolation -w $(DIST) .
+	echo "weft: $$(ls $(DIST)/weft-*.whl)"
 
 stats: .venv/ready
 	@$(VENV) tests/stats.py

@@ -7,18 +7,20 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any
 
+from launcher.model import Model
+
 BODY = """'{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}}'"""
 WITH_KEY = """ -H "Authorization: Bearer $WEFT_API_KEY\""""
 
 
-def banner(listener: socket.socket, num_shard: int, name: str, served: Mapping[str, Any], *, keyed: bool) -> str:
+def banner(listener: socket.socket, num_shard: int, model: Model, served: Mapping[str, Any], *, keyed: bool) -> str:
     """`served` is what the router told when it was ready; `keyed`: whether clients need a key."""
     url, shards = url_of(listener), f"{num_shard} {'shard' if num_shard == 1 else 'shards'}"
     ask = f"curl -N {url}/generate_stream -H 'content-type: application/json'{WITH_KEY if keyed else ''} -d {BODY}"
-    rows = {"runs": f"{served['dtype']} on {served['device']}", "cache": cache(served),
+    rows = {"note": model.notice, "runs": f"{served['dtype']} on {served['device']}", "cache": cache(served),
             "clients": clients(listener, keyed=keyed), "try": ask, "stop": "Ctrl-C, twice to stop at once"}
-    return "\n".join([f"weft serves {name or 'a simulated model'} on {shards} at {url}",
-                      *(f"  {title:8} {text}" for title, text in rows.items())])
+    return "\n".join([f"weft serves {model.name} on {shards} at {url}",
+                      *(f"  {title:8} {text}" for title, text in rows.items() if text)])
 
 
 def url_of(listener: socket.socket) -> str:

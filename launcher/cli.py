@@ -24,7 +24,7 @@ from launcher.banner import banner
 from launcher.environment import hub_cache, hub_token, large_pages, machine_file, record_folder
 from launcher.fetch import Order, fetch, order, what_is_missing
 from launcher.folder import server_folder
-from launcher.model import Model, cached, find_model
+from launcher.model import BOX, DEMO, Model, cached, find_model
 from launcher.plan import make_plan, python_module
 from launcher.processes import Failed, bind, serve
 from launcher.settings import GROUPS, POSITIONAL, LaunchConfig, Setting, make_configs
@@ -45,22 +45,28 @@ def parameter(setting: Setting, group: Group, *, variables: bool = True) -> insp
 
 
 def serve_command(*words: str, **given: Any) -> None:
-    """Serve a model over HTTP. Without one a simulated model answers, with made-up words at the speed of a real one."""
-    launch, router, shard = make_configs({**dict(zip(POSITIONAL, words, strict=False)), **given})
-    missing = what_is_missing(launch.model_id, launch.revision, os.environ, client()) if launch.model_id else None
+    """Serve a model over HTTP. Without a name it is a small one that comes with weft, for a first try."""
+    launch, router, shard = make_configs(with_own_settings({**dict(zip(POSITIONAL, words, strict=False)), **given}))
+    missing = what_is_missing(launch.model_id, launch.revision, os.environ, client())
     check_readable(router.api_keys)
     shard = replace(shard, memory=str(machine_file(os.environ, version("weft"))))
     with bind(router.hostname, router.port) as listener:
-        model = find_or_fetch(launch, missing) if launch.model_id else None
+        model = find_or_fetch(launch, missing)
 
         def greet(served: dict[str, Any]) -> None:
             keyed = bool(router.api_key or router.api_keys)
-            print(banner(listener, launch.num_shard, launch.model_id, served, keyed=keyed), flush=True)
+            print(banner(listener, launch.num_shard, model, served, keyed=keyed), flush=True)
 
         with server_folder() as folder:
             plan = make_plan(router, shard, launch.num_shard, checked(folder), model,
                              environment=large_pages(os.environ), record_folder=str(record_folder(os.environ)))
             asyncio.run(serve(plan, listener, greet, router.shutdown_timeout))
+
+
+def with_own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A model that comes with weft may have settings of its own, which are used unless others are given."""
+    model = BOX.get(given.get("model_id", DEMO))
+    return {**(model.settings if model else {}), **given}
 
 
 def client() -> str:

@@ -28,7 +28,7 @@ PATIENCE = 120.0  # seconds for a child that loads torch, on a slow disk
 class Order:
     """The server that is to be."""
 
-    model_id: str = ""
+    model_id: str = LAUNCH.model_id
     revision: str = LAUNCH.revision
     num_shard: int = LAUNCH.num_shard
     dtype: str = SHARD.dtype
@@ -60,7 +60,7 @@ def examine(order: Order, environment: Mapping[str, str]) -> Iterator[Finding]:
 def find(order: Order, cache: Path) -> tuple[str, Finding | None]:
     """The model's folder, and what is to be said where there is none."""
     try:
-        return (find_model(order.model_id, order.revision, cache).folder if order.model_id else ""), None
+        return find_model(order.model_id, order.revision, cache).folder, None
     except Missing as error:
         return "", Finding("model", "warning", str(error), f"weft download {order.model_id} fetches it beforehand")
     except ValueError as error:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from launcher.environment import hub_access, hub_cache
-from launcher.model import HUB_NAME, Missing, check_revision, find_model
+from launcher.model import BOX, HUB_NAME, Missing, check_revision, find_model
 from launcher.plan import python_module
 
 
@@ -44,6 +44,8 @@ def what_is_missing(name: str, revision: str, environment: Mapping[str, str], cl
 def order(name: str, revision: str, environment: Mapping[str, str], client: str) -> Order:
     """Whatever is here already. Raises ValueError for what cannot or may not be downloaded."""
     revision, access = revision or "main", hub_access(environment)
+    if name in BOX:
+        raise ValueError(f"{name} comes with weft, so there is nothing to download")
     if not HUB_NAME.fullmatch(name):
         raise ValueError(f"a model at the Hub has a name such as org/name, got {name}")
     check_revision(revision)

@@ -5,10 +5,11 @@ Knows the layout of folders. Of what is in the files it knows one thing: an inde
 
 import json
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from launcher.cache import Kept
 
@@ -26,11 +27,29 @@ class Missing(ValueError):
 @dataclass(frozen=True, slots=True)
 class Model:
     name: str  # as the user gave it
-    folder: str
+    folder: str  # none for the simulated one
+    notice: str = ""  # what users should know of it
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that it has unless users choose others
+
+
+DEMO, SIMULATED = "weft/demo", "weft/simulated"
+# What comes with weft. A folder of such a name is meant as ./weft/demo.
+BOX = {model.name: model for model in (
+    Model(DEMO, str(Path(__file__).parent / "demo" / "model"),
+          "a demo model with 4 million parameters; its facts are often wrong",
+          # It says the same on every machine, and what is tried in passing should be light: a cache of 160 MiB.
+          {"dtype": "float32", "max_batch_total_tokens": 32_768}),
+    Model(SIMULATED, "", "no model: made-up words, at the speed of a real one"),
+)}
 
 
 def find_model(name: str, revision: str, cache: Path) -> Model:
-    """A folder of that name, or else the model of that name in the Hub's cache. Raises ValueError."""
+    """What comes with weft, or a folder of that name, or else the model of that name in the Hub's cache. Raises
+    ValueError."""
+    if name in BOX:
+        return BOX[name]
+    if not name:
+        raise ValueError("the name of the model is empty (--model-id)")
     try:
         folder = Path(name).expanduser()
         if folder.is_dir():

@@ -41,19 +41,20 @@ def python_module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", name)
 
 
-def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: str, model: Model | None, *,
+def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: str, model: Model, *,
               environment: Mapping[str, str], record_folder: str = "") -> Plan:
     """One shard per rank, each with a socket in `folder` and `environment` beside what it inherits, and the router that
-    drives them and writes recordings to `record_folder`. Without a model the shards simulate one."""
-    name, files = (model.name, model.folder) if model else ("", "")
+    drives them and writes recordings to `record_folder`."""
     config = asdict(router)
     secrets = {API_KEY: config.pop("api_key")}  # whoever lists processes sees arguments, not environments
-    shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{folder}/shard-{rank}.sock", model=files,
+    shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{folder}/shard-{rank}.sock",
+                      model=model.folder,
                       progress=f"{folder}/progress-{rank}") for rank in range(num_shard)]
     return Plan(
         shards=tuple(Child(f"shard {item.rank}", python_module("shard.server"), asdict(item), environment)
                      for item in shards),
         router=Child("router", python_module("router"),
-                     {"config": config, "shards": [item.socket for item in shards], "model": name, "folder": files,
-                      "record_folder": record_folder, "progress": [item.progress for item in shards]}, secrets),
+                     {"config": config, "shards": [item.socket for item in shards], "model": model.name,
+                      "notice": model.notice, "folder": model.folder, "record_folder": record_folder,
+                      "progress": [item.progress for item in shards]}, secrets),
         folder=folder)

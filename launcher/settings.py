@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Any, get_type_hints
 
+from launcher.model import DEMO
 from router.config import RouterConfig, check_settings, setting
 from shard.config import ShardConfig, SimulatedConfig
 
@@ -29,8 +30,9 @@ GIVEN_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "pare
 @dataclass(frozen=True, slots=True)
 class LaunchConfig:
     model_id: str = setting(
-        "", "Model to serve: a folder, or the name of one at the Hub, such as org/name, which is downloaded unless it "
-        "is in the cache. Without it a simulated model answers.")
+        DEMO, "Model to serve: a folder, or the name of one at the Hub, such as org/name, which is downloaded unless "
+        "it is in the cache. weft/demo comes with weft, with --dtype float32 --max-batch-total-tokens 32768 unless "
+        "told otherwise; weft/simulated is none, and answers with made-up words.")
     revision: str = setting("main", "Branch, tag or commit of a model of the Hub.")
     num_shard: int = setting(1, "Shards that share the model, each a process.", low=1, high=64)
 

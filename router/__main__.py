@@ -29,6 +29,7 @@ from router.config import API_KEY, RouterConfig
 from router.engine import Engine
 from router.health import LEAVING
 from router.http.app import create_app, create_door
+from router.http.dialect import About
 from router.http.health import Probes
 from router.http.server import Door, Server, listen
 from router.messages import ModelFacts
@@ -54,6 +55,7 @@ class Order:
     config: RouterConfig
     shards: tuple[str, ...]
     model: str = ""  # its name, as the user gave it
+    notice: str = ""  # what users should know of it
     folder: str = ""
     listen_fd: int = -1
     ready_fd: int = -1
@@ -164,7 +166,7 @@ async def let_in(
     except ValueError:
         await engine.stop()
         raise
-    server = Server(create_app(engine, validator, order.config, entrance.keys, order.model))
+    server = Server(create_app(engine, validator, order.config, entrance.keys, About(order.model, order.notice)))
     running = Running(engine, entrance, validator, server, shelf)
     try:
         port = await server.open(entrance.listener)

@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
@@ -14,6 +14,7 @@ from urllib.request import Request, urlopen
 
 WEFT = Path(sys.executable).parent / "weft"
 PROMPT = "Once upon a time"
+SIMULATED = "weft/simulated"
 
 
 class Weft:
@@ -24,8 +25,8 @@ class Weft:
             [*command, "serve", "--port", "0", *arguments], cwd=folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self.process.stdout
-        self.banner = [self.process.stdout.readline() for _ in range(6)]
-        assert self.banner[0], self.end()
+        self.banner = [*until_last_row(self.process.stdout)]
+        assert self.banner, self.end()
         self.port = int(self.banner[0].rsplit(":", 1)[-1])
 
     @property
@@ -66,6 +67,13 @@ class Weft:
         """The exit code, and all that was said on stderr."""
         _, errors = self.process.communicate()
         return self.process.returncode, errors
+
+
+def until_last_row(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield line
+        if line.startswith("  stop"):
+            return
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from router.chat import plain_template
 from router.config import RouterConfig
 from router.engine import Engine
 from router.http.app import create_app
+from router.http.dialect import About
 from router.http.server import Server
 from router.request import Request
 from router.stream import Stream
@@ -166,7 +167,7 @@ class Served(Weft):
     async def start(self) -> None:
         await super().start()
         self.validator = Validator(self.config, self.engine.facts, self.tokenizer, plain_template())
-        self.server = Server(create_app(self.engine, self.validator, self.config, Keys.of(self.config)))
+        self.server = Server(create_app(self.engine, self.validator, self.config, Keys.of(self.config), About()))
         # Small buffers in the kernel, so that a client that does not read is noticed after few bytes.
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

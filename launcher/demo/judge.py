@@ -6,7 +6,7 @@ The trials come from the makers of the corpus, with seeds of their own. Knows no
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from random import Random
 from typing import Any
@@ -99,8 +99,17 @@ def fits(value: object, schema: Mapping[str, Any]) -> bool:
 
 
 def tool_trials(seed: int, count: int = 20) -> list[Trial]:
-    """Requests for which one call is right."""
+    """Requests for which one call is right; any that obeys its schema passes."""
     return [tool_trial(talk) for talk in islice(talks(seed, (called,)), count)]
+
+
+def right_call_trials(seed: int, count: int = 20) -> list[Trial]:
+    """The same requests; only the right call passes."""
+    return [exactly(trial) for trial in tool_trials(seed, count)]
+
+
+def exactly(trial: Trial) -> Trial:
+    return replace(trial, passes=lambda text: call_of(text) == trial.wanted)
 
 
 def tool_trial(talk: Talk) -> Trial:

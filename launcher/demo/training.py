@@ -22,6 +22,7 @@ from launcher.demo.rows import Rows, pack
 from launcher.demo.vocabulary import CONTEXT, SIZE, encode, save_tokenizer, train_tokenizer
 
 SEED = 1
+TOKENS = 15_000_000
 TOKENIZER_DOCUMENTS = 60_000
 MEASURED = 20  # batches
 UNSEEN = 1_000_000  # seeds from here on draw what is only measured
@@ -49,7 +50,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--wordnet", type=Path, default=Path("/usr/share/wordnet"))
     asked.add_argument("--out", type=Path, required=True)
-    asked.add_argument("--tokens", type=int, default=25_000_000)
+    asked.add_argument("--tokens", type=int, default=TOKENS)
     asked.add_argument("--seed", type=int, default=SEED)
     given = asked.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)

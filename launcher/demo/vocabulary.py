@@ -9,10 +9,21 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from launcher.demo.markup import END, MARKS, OVER, WORDS, Piece
+from launcher.demo.markup import END, MARKS, OVER, START, WORDS, Piece
 
 SIZE = 4096
 CONTEXT = 2048
+# How an answer is read back into a message, in the words of transformers' chat_parsing.
+RESPONSE_TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": f"{START}assistant\n",
+    "fields": {
+        "reasoning_content": {"open": "<think>", "close_pattern": r"</think>\s*"},
+        "tool_calls": {"open_pattern": r"\s*<tool_call>", "close": "</tool_call>", "repeats": True, "content": "json",
+                       "transform": {"type": "function", "function": "{content}"}},
+        "content": {"close_pattern": r"\s*<\|im_end\|>"},
+    },
+}
 
 Encoded = tuple[list[int], list[bool]]  # ids, and which of them are learnt
 
@@ -41,7 +52,8 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "pad_token": OVER,
-        "model_max_length": CONTEXT, "clean_up_tokenization_spaces": False}, indent=2) + "\n")
+        "model_max_length": CONTEXT, "clean_up_tokenization_spaces": False,
+        "response_template": RESPONSE_TEMPLATE}, indent=2) + "\n")
 
 
 def encode(tokenizer: Tokenizer, document: Iterable[Piece]) -> Encoded:

@@ -11,7 +11,7 @@ from aiohttp.typedefs import Handler
 
 from router.config import RouterConfig
 from router.errors import Cancelled, NotReady
-from router.http.dialect import Engine
+from router.http.dialect import About, Engine
 from router.http.errors import Told
 from router.http.headers import identity
 from router.http.health import Probes
@@ -27,13 +27,14 @@ KEPT_HEADERS = ("Allow", "WWW-Authenticate")
 
 
 def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys: Keys,
-               model: str = "") -> web.Application:
-    """`model` is the name that clients see; by default what the shards call it."""
+               about: About) -> web.Application:
+    """Without a name clients see what the shards call the model."""
     # aiohttp refuses bodies that reach its limit, ours may be reached.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[tell_errors, check_keys(keys)])
     outbox = Outbox()
+    about = About(about.name or engine.facts.model, about.notice)
     for dialect in (Tgi, OpenAi):
-        app.add_routes(dialect(engine, validator, config, model or engine.facts.model, outbox).routes())
+        app.add_routes(dialect(engine, validator, config, about, outbox).routes())
     app.add_routes(Requests(engine).routes())
     app.add_routes(Probes(engine.ailment, lambda: None).routes())
     return app

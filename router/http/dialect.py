@@ -6,6 +6,7 @@ Knows no route and no JSON.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from aiohttp import web
@@ -19,6 +20,14 @@ from router.messages import ModelFacts
 from router.request import Request, Tenant
 from router.stream import Stream
 from router.validation import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What clients are told of the model."""
+
+    name: str = ""
+    notice: str = ""  # what users should know of it
 
 
 class Engine(Protocol):

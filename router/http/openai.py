@@ -20,7 +20,7 @@ from router.config import RouterConfig
 from router.errors import InvalidRequest
 from router.http.body import Foreign, Integer32, Unsigned, Unsigned32, read_body
 from router.http.chunks import Chunks, Label, completion_json, error_chunk
-from router.http.dialect import Engine, collected, open_stream
+from router.http.dialect import About, Engine, collected, open_stream
 from router.http.headers import Caller, compute, identity, timings
 from router.http.sse import Outbox, Pump
 from router.prompts import Names
@@ -127,12 +127,12 @@ class ChatRequest(Foreign):
 
 
 class OpenAi:
-    def __init__(self, engine: Engine, validator: Validator, config: RouterConfig, model: str,
+    def __init__(self, engine: Engine, validator: Validator, config: RouterConfig, about: About,
                  outbox: Outbox) -> None:
         self._engine = engine
         self._validator = validator
         self._config = config
-        self._model = model
+        self._model = about.name
         self._fingerprint = f"{version('weft')}-native"
         self._outbox = outbox
 

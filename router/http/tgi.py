@@ -18,7 +18,7 @@ from pydantic import FailFast, Field
 from router.config import RouterConfig
 from router.errors import InvalidRequest
 from router.http.body import Foreign, Integer32, Unsigned, Unsigned32, read_body
-from router.http.dialect import Engine, collected, open_stream
+from router.http.dialect import About, Engine, collected, open_stream
 from router.http.headers import Caller, compute, identity, timings
 from router.http.rendering import Answer, Streaming, error_event
 from router.http.sse import EventStream, Outbox, Pump
@@ -104,12 +104,12 @@ class Generate(Foreign):
 
 
 class Tgi:
-    def __init__(self, engine: Engine, validator: Validator, config: RouterConfig, model: str,
+    def __init__(self, engine: Engine, validator: Validator, config: RouterConfig, about: About,
                  outbox: Outbox) -> None:
         self._engine = engine
         self._validator = validator
         self._config = config
-        self._model = model
+        self._about = about
         self._version = version("weft")
         self._outbox = outbox
 
@@ -143,7 +143,8 @@ class Tgi:
     async def info(self, _: web.Request) -> web.Response:
         facts, config, limits = self._engine.facts, self._config, self._validator.limits
         return web.Response(content_type="application/json", body=json.dumps({
-            "model_id": self._model,
+            "model_id": self._about.name,
+            "notice": self._about.notice or None,
             "model_sha": None,
             "model_pipeline_tag": None,
             "model_dtype": facts.dtype,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launched import WEFT, serving
+from launched import SIMULATED, WEFT, serving
 from serving import events_of, play
 
 
@@ -47,7 +47,7 @@ def chat(folder: Path, *arguments: str, typed: str) -> subprocess.CompletedProce
 
 @pytest.mark.slow
 def test_questions_from_a_pipe_are_answered(tmp_path: Path) -> None:
-    with serving(tmp_path, "--simulated-time-scale", "0.01") as weft:
+    with serving(tmp_path, SIMULATED, "--simulated-time-scale", "0.01") as weft:
         ended = chat(tmp_path, "--url", weft.url, "--max-tokens", "12", "--temperature", "0", typed="hi\nmore\n")
         assert (ended.returncode, len(ended.stdout.splitlines())) == (0, 2)
         assert ended.stderr.count("12 tokens") == 2
@@ -58,7 +58,7 @@ def test_questions_from_a_pipe_are_answered(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_key_is_sent_and_seen_by_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_API_KEY", "sk-secret")
-    with serving(tmp_path) as weft:
+    with serving(tmp_path, SIMULATED) as weft:
         assert chat(tmp_path, "--url", weft.url, "--max-tokens", "3", typed="hi\n").returncode == 0
         refused = chat(tmp_path, "--url", weft.url, "--api-key", "sk-other", typed="hi\n")
         assert refused.returncode == 1
@@ -67,7 +67,7 @@ def test_a_key_is_sent_and_seen_by_nobody(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_an_interrupt_at_a_terminal_stops_the_answer_and_the_chat_goes_on(tmp_path: Path) -> None:
-    with serving(tmp_path) as weft:
+    with serving(tmp_path, SIMULATED) as weft:
         mine, its = pty.openpty()
         process = subprocess.Popen([WEFT, "chat", "--url", weft.url, "--max-tokens", "1000"], stdin=its, stdout=its,
                                    stderr=its, start_new_session=True)

@@ -16,7 +16,7 @@ import pytest
 from checkpoints import tiny_checkpoint
 from crowd import INTERVAL, NUM_STREAMS, Probe, asked, hear_all, leave_alone, listen
 from hearing import ask
-from launched import WEFT, Weft, serving
+from launched import SIMULATED, WEFT, Weft, serving
 from serving import play
 from transformers import AutoTokenizer
 
@@ -75,7 +75,7 @@ def test_a_shard_that_hangs_is_replaced_and_every_stream_goes_on(
 
 
 def test_a_router_that_starts_while_its_shard_hangs_has_it_replaced(tmp_path: Path) -> None:
-    with serving(tmp_path) as weft:
+    with serving(tmp_path, SIMULATED) as weft:
         [shard], [router] = weft.pids(SHARD), weft.pids("router")
         os.kill(shard, signal.SIGSTOP)
         os.kill(router, signal.SIGKILL)
@@ -155,7 +155,7 @@ async def look_at_a_full_server(weft: Weft, seconds: float) -> list[tuple[str, i
 
 
 def test_what_is_asked_to_stop_is_unready_at_once_and_cuts_nobody_off(tmp_path: Path) -> None:
-    with serving(tmp_path) as weft:
+    with serving(tmp_path, SIMULATED) as weft:
         statuses = []
 
         async def stop(probe: Probe) -> None:

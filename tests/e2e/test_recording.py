@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launched import WEFT, serving
+from launched import SIMULATED, WEFT, serving
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,7 @@ def output(*arguments: str | Path) -> str:
 def test_a_signal_writes_a_recording_that_replays_and_can_be_simulated(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with serving(tmp_path, "--num-shard", "2") as weft:
+    with serving(tmp_path, SIMULATED, "--num-shard", "2") as weft:
         for _ in range(3):
             weft.generate(20)
         weft.signal(signal.SIGUSR1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import tiny_checkpoint
-from launched import WEFT, serving
+from launched import SIMULATED, WEFT, serving
 
 from launcher.progress import PHASES
 
@@ -45,8 +45,8 @@ def started(*arguments: str | Path, cwd: Path, **variables: str) -> tuple[int, l
     (("--hostname", "192.0.2.1"), 1, "weft: cannot listen on 192.0.2.1:0 (Cannot assign requested address); choose "
                                      "another port with --port or another address with --hostname"),
     (("--api-keys", "none.json"), 1, "weft: cannot read none.json (--api-keys): No such file or directory"),
-    (("--api-keys", "."), 1, "weft: router: cannot read . (--api-keys): Is a directory"),
-    (("--max-total-tokens", "99999"), 1,
+    ((SIMULATED, "--api-keys", "."), 1, "weft: router: cannot read . (--api-keys): Is a directory"),
+    ((SIMULATED, "--max-total-tokens", "99999"), 1,
      "weft: router: --max-total-tokens must be at most 16384, which is what the model holds, got 99999"),
 ])
 def test_a_mistake_is_one_line_with_cause_and_flag(
@@ -55,7 +55,7 @@ def test_a_mistake_is_one_line_with_cause_and_flag(
 
 
 def test_a_second_server_on_the_same_port_is_one_line(tmp_path: Path) -> None:
-    with serving(tmp_path) as weft:
+    with serving(tmp_path, SIMULATED) as weft:
         code, lines = started("--port", str(weft.port), cwd=tmp_path)
         assert weft.generate(5) == "terry"
     assert (code, len(lines)) == (1, 1)

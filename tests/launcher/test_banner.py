@@ -3,14 +3,16 @@
 import pytest
 
 from launcher.banner import banner
+from launcher.model import BOX, Model
 from launcher.processes import bind
 
+MODEL = Model("org/name", "/cache/name")
 SERVED = {"dtype": "bfloat16", "device": "cpu", "tokens": 32768, "bytes": 3 * 2**29, "why": "50% of what there is"}
 
 
-def lines(name: str = "org/name", host: str = "127.0.0.1", num_shard: int = 2, **known: bool) -> list[str]:
+def lines(model: Model = MODEL, host: str = "127.0.0.1", num_shard: int = 2, **known: bool) -> list[str]:
     with bind(host, 0) as listener:
-        text = banner(listener, num_shard, name, SERVED, **{"keyed": False} | known)
+        text = banner(listener, num_shard, model, SERVED, **{"keyed": False} | known)
         return text.replace(str(listener.getsockname()[1]), "PORT").split("\n")
 
 
@@ -18,8 +20,11 @@ def test_it_names_model_shards_and_address() -> None:
     assert lines()[0] == "weft serves org/name on 2 shards at http://127.0.0.1:PORT"
 
 
-def test_it_says_when_no_model_is_served() -> None:
-    assert lines("", num_shard=1)[0] == "weft serves a simulated model on 1 shard at http://127.0.0.1:PORT"
+@pytest.mark.parametrize("model", BOX.values(), ids=list(BOX))
+def test_what_users_should_know_of_a_model_stands_below_its_name(model: Model) -> None:
+    told = lines(model, num_shard=1)
+    assert told[:2] == [f"weft serves {model.name} on 1 shard at http://127.0.0.1:PORT", f"  note     {model.notice}"]
+    assert [line.split()[0] for line in told[2:]] == ["runs", "cache", "clients", "try", "stop"]
 
 
 def test_it_says_how_the_model_runs_and_why_the_cache_has_its_size() -> None:

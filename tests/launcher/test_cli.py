@@ -52,6 +52,14 @@ def test_flags_become_settings(given: Callable[..., Any], arguments: tuple[str, 
     assert given(*arguments) == settings
 
 
+@pytest.mark.parametrize(("given", "tokens"), [
+    ({}, 32_768), ({"model_id": "weft/demo"}, 32_768), ({"max_batch_total_tokens": 64}, 64),
+    ({"model_id": "weft/simulated"}, None), ({"model_id": "org/name"}, None)])
+def test_a_model_that_comes_with_weft_has_settings_of_its_own_unless_others_are_given(
+        given: dict[str, Any], tokens: int | None) -> None:
+    assert cli.with_own_settings(given).get("max_batch_total_tokens") == tokens
+
+
 @pytest.mark.parametrize(("variables", "settings"), [
     ({"WEFT_LOOK_AHEAD": "1"}, {"look_ahead": 1}),
     ({"MAX_BEST_OF": "3"}, {"max_best_of": 3}),

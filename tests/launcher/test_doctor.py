@@ -21,7 +21,8 @@ def examined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., d
     """The state of every subject, with a child that found this."""
     def run(found: dict[str, Any], **order: Any) -> dict[str, str]:
         monkeypatch.setattr(doctor, "survey", lambda _: found)
-        findings = doctor.examine(Order(**{"port": 0} | order), {"HF_HOME": str(tmp_path)})
+        order = {"port": 0, "model_id": "weft/simulated"} | order
+        findings = doctor.examine(Order(**order), {"HF_HOME": str(tmp_path)})
         return {finding.subject: finding.state for finding in findings}
     return run
 

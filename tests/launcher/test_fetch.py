@@ -97,6 +97,7 @@ def test_offline_it_is_told_what_is_missing_and_why_it_is_not_downloaded(tmp_pat
 @pytest.mark.parametrize(("name", "revision", "line"), [
     ("/folder", "main", "a model at the Hub has a name such as org/name, got /folder"),
     ("org/name", "../main", "--revision must be a branch, a tag or a commit"),
+    ("weft/demo", "main", "weft/demo comes with weft, so there is nothing to download"),
 ])
 def test_what_can_be_no_model_of_the_hub_is_not_asked_for(tmp_path: Path, name: str, revision: str, line: str) -> None:
     with pytest.raises(ValueError, match=line):

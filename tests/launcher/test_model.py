@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.model import Missing, Model, find_model
+from launcher.model import Missing, Model, check_files, find_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = ("config.json", "tokenizer.json", "model.safetensors")
@@ -36,6 +36,32 @@ def refusal(name: str | Path, cache: Path = Path("/cache"), revision: str = "mai
     with pytest.raises(ValueError, match=r".") as refused:
         find_model(str(name), revision, cache)
     return str(refused.value)
+
+
+# -- what comes with weft
+
+
+def test_the_embedded_model_needs_neither_cache_nor_folder() -> None:
+    found = find_model("weft/demo", "main", Path("/no/cache"))
+    check_files(Path(found.folder))
+    assert found.name == "weft/demo"
+    assert "facts are often wrong" in found.notice
+
+
+def test_the_simulated_model_has_no_files() -> None:
+    assert find_model("weft/simulated", "main", Path("/no/cache")).folder == ""
+
+
+def test_a_folder_named_like_what_comes_with_weft_is_meant_by_its_path(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mine = write(tmp_path / "weft" / "demo", *FILES)
+    monkeypatch.chdir(tmp_path)
+    assert find_model("./weft/demo", "main", tmp_path) == Model("./weft/demo", str(mine))
+    assert find_model("weft/demo", "main", tmp_path).folder != str(mine)
+
+
+def test_no_name_is_no_model() -> None:
+    assert refusal("") == "the name of the model is empty (--model-id)"
 
 
 # -- the Hub's cache

@@ -4,7 +4,17 @@ import json
 
 import pytest
 
-from launcher.demo.judge import Call, call_of, counts_right, fault_of, is_json, json_trials, obeys, tool_trials
+from launcher.demo.judge import (
+    Call,
+    call_of,
+    counts_right,
+    fault_of,
+    is_json,
+    json_trials,
+    obeys,
+    right_call_trials,
+    tool_trials,
+)
 
 TOOLS = [{"type": "function", "function": {"name": "paint", "description": "Paint it", "parameters": {
     "type": "object", "required": ["colour"], "properties": {
@@ -100,3 +110,11 @@ def test_each_trial_has_its_own_judge() -> None:
 def test_trials_are_those_of_their_seed() -> None:
     first, again, other = ([trial.messages for trial in tool_trials(seed)] for seed in (1, 1, 2))
     assert first == again != other
+
+
+def test_of_all_calls_that_obey_a_schema_one_is_right() -> None:
+    for trial, obeying in zip(right_call_trials(3), tool_trials(3), strict=True):
+        assert isinstance(trial.wanted, Call)
+        assert trial.passes(written(trial.wanted.name, trial.wanted.arguments))
+        assert not trial.passes(written(trial.wanted.name, {"other": 1}))
+        assert obeying.wanted == trial.wanted

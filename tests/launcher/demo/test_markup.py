@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_parsing import parse_response
 
 import launcher.demo
 from launcher.demo.markup import OVER, pieces
 from launcher.demo.talk import Talk, asked
-from launcher.demo.vocabulary import encode, train_tokenizer
+from launcher.demo.vocabulary import RESPONSE_TEMPLATE, encode, train_tokenizer
 
 TEMPLATE = Path(launcher.demo.__file__).with_name("model") / "chat_template.jinja"
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds \"two\" numbers.", "parameters": {
@@ -95,3 +96,21 @@ def test_an_image_is_refused_by_name(tokenizer: PreTrainedTokenizerFast) -> None
     assert "What is this?" in rendered(tokenizer, Talk([{"role": "user", "content": parts}]))
     with pytest.raises(Exception, match="got a part of type image_url"):
         rendered(tokenizer, Talk([{"role": "user", "content": [{"type": "image_url"}]}]))
+
+
+def last_message(talk: Talk) -> dict[str, Any]:
+    """As clients read it, from the prompt and what the model says."""
+    spoken = [piece.text for piece in pieces(talk)]
+    said = max(place for place, piece in enumerate(pieces(talk)) if piece.learnt)
+    return parse_response(spoken[said], RESPONSE_TEMPLATE, prefix="".join(spoken[:said]))
+
+
+@pytest.mark.parametrize("talk", [TALKS[name] for name in ("a question", "several turns", "two calls after a word")])
+def test_an_answer_is_read_back_as_the_message_that_was_meant(talk: Talk) -> None:
+    assert last_message(talk) == {name: value for name, value in talk.messages[-1].items() if value}
+
+
+def test_a_thought_is_read_apart_from_the_call_after_it() -> None:
+    thought = {"role": "assistant", "content": "<think>\nadd fits.\n</think>\n", "tool_calls": [CALL]}
+    talk = Talk([{"role": "user", "content": "Add 1 and 22."}, thought], [TOOL], thinks=True)
+    assert last_message(talk) == {"role": "assistant", "reasoning_content": "add fits.", "tool_calls": [CALL]}

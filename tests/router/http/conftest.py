@@ -14,6 +14,7 @@ from router.accounts import Account, Accounts
 from router.chat import plain_template
 from router.config import RouterConfig
 from router.http.app import create_app
+from router.http.dialect import About
 from router.messages import ModelFacts
 from router.request import FinishReason, Request, Tenant
 from router.story import Story
@@ -76,18 +77,20 @@ class ScriptedEngine:
         self.left_alone.set()
 
 
+UNNAMED = About()
 Scenario = Callable[[TestClient, ScriptedEngine], object]
 
 
 @pytest.fixture
 def serve():
     """Runs a scenario with a client of the application."""
-    def run(scenario, *scripts, config=None, template=TEMPLATE):
+    def run(scenario, *scripts, config=None, template=TEMPLATE, about=UNNAMED):
         async def main():
             config_ = config or RouterConfig()
             engine = ScriptedEngine(*scripts)
             with closing(Validator(config_, engine.facts, byte_tokenizer(), template)) as validator:
-                server = TestServer(create_app(engine, validator, config_, Keys.of(config_)), handler_cancellation=True)
+                app = create_app(engine, validator, config_, Keys.of(config_), about)
+                server = TestServer(app, handler_cancellation=True)
                 async with TestClient(server) as client:
                     return await scenario(client, engine)
         return asyncio.run(main())

@@ -9,6 +9,7 @@ from hearing import lived
 
 from router.config import RouterConfig
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
+from router.http.dialect import About
 from router.request import FinishReason
 from router.stream import FailedEvent, FinishedEvent, PromptEvent, TokenEvent, TopToken
 
@@ -347,6 +348,15 @@ def test_health_is_an_empty_answer(serve):
         assert answer.status == 503
         assert await answer.json() == {"error": "unhealthy", "error_type": "healthcheck"}
     serve(scenario)
+
+
+@pytest.mark.parametrize(("about", "told"), [
+    (About(), ("loom", None)), (About("weft/demo"), ("weft/demo", None)), (About("a", "is old"), ("a", "is old"))])
+def test_info_tells_the_name_and_what_users_should_know_of_a_model(serve, about, told):
+    async def scenario(client, _):
+        info = await (await client.get("/info")).json()
+        assert (info["model_id"], info["notice"]) == told
+    serve(scenario, about=about)
 
 
 def test_info_tells_model_and_effective_limits(serve):

@@ -1,0 +1,71 @@
+"""The wheel that `make dist` builds: what is in it, and whether weft serves where nothing else is installed."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from launched import serving
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    # The set-up has run, in this environment or another.
+    subprocess.run(["make", "-o", ".venv/ready", f"VENV={sys.executable} -P", f"DIST={folder}", "dist"], cwd=ROOT,
+                   env=environment, check=True, capture_output=True)
+    [found] = folder.glob("weft-*.whl")
+    return found
+
+
+def environment_with(wheel: Path, folder: Path) -> Path:
+    """A new environment, that has nothing but the wheel."""
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "-q",
+                    "--no-index", "--no-deps", wheel], check=True)
+    return python
+
+
+def test_the_wheel_has_the_model_and_the_notices(wheel: Path) -> None:
+    names = set(ZipFile(wheel).namelist())
+    model = {f"launcher/demo/model/{name}" for name in (
+        "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+        "README.md")}
+    assert model <= names
+    assert {Path(name).name for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
+    assert not [name for name in names if name.startswith("tests/")]
+
+
+def test_weft_serves_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    """What weft needs is borrowed from here; weft itself is not, since it is installed there."""
+    python = environment_with(wheel, tmp_path / "environment")
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    (home := tmp_path / "home").mkdir()
+    with serving(home, command=(python.with_name("weft"),)) as weft:
+        assert "weft/demo" in weft.banner[0]
+        [shard] = weft.pids("shard.server")
+        assert str(python) in Path(f"/proc/{shard}/cmdline").read_text()
+        assert len(weft.generate(10)) > 10
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_weft_serves_where_the_wheel_was_installed_with_all_it_needs(wheel: Path, tmp_path: Path) -> None:
+    """From where pip looks for packages; takes minutes."""
+    venv.create(tmp_path / "environment", with_pip=True)
+    python = tmp_path / "environment" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "-c", ROOT / "constraints.txt",
+                    wheel], check=True)
+    with serving(tmp_path, command=(python.with_name("weft"),)) as weft:
+        assert len(weft.generate(10)) > 10
