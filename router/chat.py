@@ -8,8 +8,8 @@ Clients bring messages, never templates. Knows nothing of tokens, and not what m
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from time import thread_time
@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from router.errors import TemplateFailed
+from router.speech import Shape, shape_of
 
 MOST_CHARACTERS = 10_000_000  # more than the longest context of any model
 BIT = 1000  # a bit of a number counts as so many characters: to compute with long ones takes long
@@ -34,24 +35,38 @@ PLAIN = ("{% for message in messages %}{{ message.role }}: {{ message.content }}
          "{% if add_generation_prompt %}assistant: {% endif %}")
 
 
+# What a model is told of tools when its template has no place for them.
+HOW_TO_CALL = ("If a call of one of these functions helps, answer with nothing but JSON that has its `name` and its "
+               "`arguments`. Otherwise answer as usual.")
+
+Message = Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The messages of a chat, in order: `role`, `content` and what else a client says that templates may ask for."""
+    """The messages of a chat, in order: `role`, `content` and what else a client says that templates may ask for. With
+    the tools that the model may call, and how it is told of them."""
 
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_prompt: str = ""
 
 
 class ChatTemplate:
-    """`special_tokens` are the texts that templates know by name, such as `bos_token`. May be used by many threads."""
+    """`special_tokens` are the texts that templates know by name, such as `bos_token`; `shape` is that of what the
+    model says. May be used by many threads."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], shape: Shape | None = None) -> None:
         self._source = source
         self._special_tokens = special_tokens
+        self.shape = shape or shape_of(source)
 
     def render(self, conversation: Conversation) -> str:
-        """The prompt up to where the answer begins. Raises TemplateFailed."""
+        """The prompt up to where the answer begins, or goes on: a last message of the assistant is not over. Raises
+        TemplateFailed."""
         try:
-            return "".join(self._pieces(conversation))
+            conversation = self._with_tools_in_text(conversation)
+            return up_to_answer("".join(self._pieces(conversation)), conversation.messages)
         except TemplateFailed:
             raise
         except Exception as error:  # of a program that others wrote
@@ -60,6 +75,20 @@ class ChatTemplate:
     @cached_property
     def _template(self) -> Template:
         return Sandbox().program(self._source)
+
+    @cached_property
+    def _takes_tools(self) -> bool:
+        return any(name.name == "tools" for name in Sandbox().parse(self._source).find_all(nodes.Name))
+
+    def _with_tools_in_text(self, conversation: Conversation) -> Conversation:
+        """A template that has no place for tools gets them at the end of the last message, as from
+        text-generation-inference."""
+        if not conversation.tools or (self._takes_tools and not conversation.tool_prompt):
+            return conversation
+        listed = "" if self._takes_tools else tojson([dict(tool) for tool in conversation.tools]) + "\n"
+        *others, last = conversation.messages
+        text = f"{last.get('content') or ''}\n---\n{listed}{conversation.tool_prompt or HOW_TO_CALL}"
+        return replace(conversation, messages=(*others, {**last, "content": text}))
 
     def _pieces(self, conversation: Conversation) -> Iterator[str]:
         length = 0
@@ -73,11 +102,21 @@ class ChatTemplate:
         return {
             **self._special_tokens,
             "messages": [dict(message) for message in conversation.messages],
-            "tools": None,
+            "tools": [dict(tool) for tool in conversation.tools] or None,
             "documents": None,
             "add_generation_prompt": True,
             END: thread_time() + MOST_SECONDS,
         }
+
+
+def up_to_answer(prompt: str, messages: Sequence[Message]) -> str:
+    """What a template puts behind the beginning of an answer is left out, and so are blanks."""
+    last = messages[-1] if messages else {}
+    begun = last.get("content") if last.get("role") == "assistant" and not last.get("tool_calls") else None
+    if not begun or not begun.strip():
+        return prompt
+    before, found, _ = prompt.rpartition(begun.strip())
+    return (before + found).rstrip() if found else prompt
 
 
 def plain_template() -> ChatTemplate:

@@ -38,6 +38,11 @@ class RouterConfig:
     max_best_of: int = setting(2, "Largest `best_of` of a request.", low=1)
     max_stop_sequences: int = setting(4, "Most stop strings in a request.", low=0)
     max_top_n_tokens: int = setting(5, "Largest `top_n_tokens` of a request.", low=0)
+    compat: str = setting(
+        "none", "Whose oddities are kept for clients that depend on them. tgi: its words for how an answer ended on "
+        "/v1, a role in every chunk, its reading of `presence_penalty`, and fields that it ignores are ignored.",
+        choices=("none", "tgi"))
+    max_client_batch_size: int = setting(4, "Most prompts in a request to /v1/completions or /vertex.", low=1)
     max_input_tokens: int | None = setting(
         None, "Most tokens in a prompt; by default one less than --max-total-tokens.", low=1)
     max_total_tokens: int | None = setting(

@@ -2,6 +2,7 @@
 
     RequestError
     ├── InvalidRequest       the request breaks a rule; the message names the field, the limit and the value
+    ├── ToolsFailed          the tools that are offered, or how, make no sense
     ├── TemplateFailed       the model has no chat template, or its template makes no prompt of these messages
     ├── Overloaded           refused at the door; `retry_after` seconds from now is worth another try
     ├── NotReady             the shards are not there (yet, or any more)
@@ -18,6 +19,13 @@ class RequestError(Exception):
 
 
 class InvalidRequest(RequestError, ValueError):
+    def __init__(self, message: str, kind: str = "") -> None:
+        """`kind` is for what a dialect has a word of its own."""
+        super().__init__(message)
+        self.kind = kind
+
+
+class ToolsFailed(RequestError):
     pass
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import tokenizers
 
 from router.chat import ChatTemplate
+from router.speech import Shape
 from router.tokenizer import Tokenizer
 
 # What templates may call special tokens by.
@@ -75,7 +76,16 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     too: the model is not made for chats."""
     source = (read_source(folder / "chat_template.jinja") or named_source(folder / "chat_template.json")
               or named_source(folder / "tokenizer_config.json"))
-    return ChatTemplate(source, special_texts(folder)) if source else None
+    return ChatTemplate(source, special_texts(folder), read_shape(folder)) if source else None
+
+
+def read_shape(folder: Path) -> Shape | None:
+    """How the model's answers are read back, if its folder says so."""
+    path = folder / "tokenizer_config.json"
+    given = read_object(path).get("response_template")
+    if given is not None and not (isinstance(given, dict) and isinstance(given.get("start_anchor"), str)):
+        raise ValueError(f"`response_template` in {path} must be an object with a `start_anchor`")
+    return given
 
 
 def read_source(path: Path) -> str:

@@ -5,17 +5,21 @@ Works off the event loop where that pays. Knows nothing of sampling or of what e
 """
 
 import asyncio
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self
+from functools import partial
+from typing import Self, TypeVar
 
 from router.chat import ChatTemplate, Conversation
 from router.config import RouterConfig
 from router.errors import InvalidRequest, Overloaded, TemplateFailed
 from router.hashing import block_hashes
 from router.messages import ModelFacts
+from router.speech import Shape
 from router.tokenizer import Tokenizer
 
+T = TypeVar("T")
 # Of `max_new_tokens` so much must fit behind the prompt; what goes beyond is cut to what is left, and ends with
 # `length`. Clients of TGI rely on asking for more than there is.
 MUST_FIT = 1024
@@ -51,6 +55,7 @@ class Names:
     prompt: str = "inputs"
     max_new_tokens: str = "max_new_tokens"
     truncate: str = "truncate"  # empty where a prompt cannot be cut
+    top_n_tokens: str = "top_n_tokens"
 
 
 TGI_NAMES = Names()
@@ -75,6 +80,15 @@ class Prompt:
     num_characters: int  # of its text
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A text and its tokens; each with its first character and the one behind its last."""
+
+    text: str
+    ids: Sequence[int]
+    offsets: Sequence[tuple[int, int]]
+
+
 class Prompts:
     """Close it to end its threads."""
 
@@ -88,19 +102,37 @@ class Prompts:
         self._num_waiting = 0
         self._threads = ThreadPoolExecutor(config.validation_workers, thread_name_prefix="tokenizer")
 
+    @property
+    def shape(self) -> Shape | None:
+        """Of what the model says in chats."""
+        return None if self._template is None else self._template.shape
+
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
 
     async def of(self, given: Text) -> Prompt:
-        if isinstance(given.text, str) and len(given.text) <= SHORT_PROMPT:
-            return self._tokenise(given)
+        return await self._aside(given.text, partial(self._tokenise, given))
+
+    async def encoded(self, text: str | Conversation) -> Encoded:
+        return await self._aside(text, partial(self._encode, text))
+
+    async def _aside(self, text: str | Conversation, work: Callable[[], T]) -> T:
+        """In a thread, unless the text is short."""
+        if isinstance(text, str) and len(text) <= SHORT_PROMPT:
+            return work()
         if self._num_waiting >= self._most_waiting:
             raise Overloaded(f"{self._num_waiting} prompts wait to be tokenised (--max-concurrent-requests)")
         self._num_waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._tokenise, given)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
             self._num_waiting -= 1
+
+    def _encode(self, text: str | Conversation) -> Encoded:
+        is_rendered = isinstance(text, Conversation)
+        text = self._render(text) if isinstance(text, Conversation) else text
+        encoding = self._tokenizer.located(text, add_special_tokens=not is_rendered)
+        return Encoded(text, encoding.ids, encoding.offsets)
 
     def _tokenise(self, given: Text) -> Prompt:
         is_rendered = isinstance(given.text, Conversation)  # such a text has its special tokens already

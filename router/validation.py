@@ -16,8 +16,9 @@ from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
 from router.hashing import namespace
 from router.messages import ModelFacts
-from router.prompts import TGI_NAMES, Limits, Names, Prompt, Prompts, Text
+from router.prompts import TGI_NAMES, Encoded, Limits, Names, Prompt, Prompts, Text
 from router.request import ANYONE, Request, SamplingParams, Tenant
+from router.speech import Shape
 from router.tokenizer import Tokenizer
 
 # Every token's text is searched for stop strings, in time proportional to the longest.
@@ -102,6 +103,16 @@ class Validator:
             raise InvalidRequest("`adapter_id` is given, but this model is served without adapters; leave it out")
         return [self._choice(wanted, sampling, prompt, index) for index in range(wanted.best_of or 1)]
 
+    async def encoded(self, text: str | Conversation) -> Encoded:
+        """A prompt's tokens, however many. Raises InvalidRequest, TemplateFailed or Overloaded."""
+        if isinstance(text, str):
+            check_text(TGI_NAMES.prompt, text)
+        return await self._prompts.encoded(text)
+
+    @property
+    def shape(self) -> Shape | None:
+        return self._prompts.shape
+
     @property
     def limits(self) -> Limits:
         return self._prompts.limits
@@ -118,7 +129,7 @@ class Validator:
         self._check_stop_strings(wanted.stop_strings)
         if wanted.seed is not None and (wanted.best_of or 1) > 1:
             raise InvalidRequest("`seed` must not be given with `best_of` above 1: all choices would be the same")
-        self._check_top_n_tokens(sampling.top_n_tokens)
+        self._check_top_n_tokens(wanted.names.top_n_tokens, sampling.top_n_tokens)
         if isinstance(wanted.prompt, str):
             check_text(wanted.names.prompt, wanted.prompt)
         self._check_truncate(wanted.truncate)
@@ -168,10 +179,10 @@ class Validator:
                 raise InvalidRequest(f"a string in `stop` must have at most {MAX_STOP_CHARACTERS} characters, "
                                      f"got {len(string)}")
 
-    def _check_top_n_tokens(self, value: int) -> None:
+    def _check_top_n_tokens(self, name: str, value: int) -> None:
         limit = self._config.max_top_n_tokens
         if value > limit:
-            raise InvalidRequest(f"`top_n_tokens` must be at most {limit} (--max-top-n-tokens), got {value}")
+            raise InvalidRequest(f"`{name}` must be at most {limit} (--max-top-n-tokens), got {value}")
 
     def _check_truncate(self, value: int | None) -> None:
         limit = self.limits.max_input_tokens

@@ -8,7 +8,7 @@ from world import expected_tokens
 
 from router.request import FinishReason, Request
 from router.story import Cause, Story
-from router.stream import FailedEvent, FinishedEvent, PromptEvent, Stream, TokenEvent
+from router.stream import Event, FailedEvent, FinishedEvent, PromptEvent, Stream, TokenEvent
 from shard.config import SimulatedConfig
 
 END = 256
@@ -85,3 +85,9 @@ class Heard:
     def check_beginning(self, model: SimulatedConfig) -> None:
         """What came before a failure is right."""
         assert self.tokens == expected(self.request, model)[0][:len(self.tokens)]
+
+
+def said(text: str, reason: FinishReason = FinishReason.LENGTH) -> list[Event]:
+    """The events of a text, a token for each letter."""
+    tokens = [TokenEvent(ord(letter), letter, -0.5, False) for letter in text]
+    return [*tokens, FinishedEvent(reason, text, len(tokens), lived(queue=0.25, prefill=0.125, decode=0.375))]

@@ -11,15 +11,20 @@ from aiohttp.typedefs import Handler
 
 from router.config import RouterConfig
 from router.errors import Cancelled, NotReady
-from router.http.dialect import About, Engine
+from router.http.clouds import Clouds
+from router.http.completions import Completions
+from router.http.dialect import About, Engine, House
+from router.http.docs import Docs
 from router.http.errors import Told
 from router.http.headers import identity
 from router.http.health import Probes
+from router.http.info import Facts
 from router.http.keys import check_keys
 from router.http.openai import OpenAi
 from router.http.requests import Requests
 from router.http.sse import Outbox
 from router.http.tgi import Tgi
+from router.http.tokens import Tokens
 from router.tenants import Keys
 from router.validation import Validator
 
@@ -31,12 +36,12 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
     """Without a name clients see what the shards call the model."""
     # aiohttp refuses bodies that reach its limit, ours may be reached.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[tell_errors, check_keys(keys)])
-    outbox = Outbox()
     about = About(about.name or engine.facts.model, about.notice)
-    for dialect in (Tgi, OpenAi):
-        app.add_routes(dialect(engine, validator, config, about, outbox).routes())
-    app.add_routes(Requests(engine).routes())
-    app.add_routes(Probes(engine.ailment, lambda: None).routes())
+    house = House(engine, validator, config, about, Outbox())
+    tgi, chats, completions = Tgi(house), OpenAi(house), Completions(house)
+    for part in (tgi, chats, completions, Tokens(house), Facts(house), Clouds(house, tgi, chats, completions),
+                 Docs(), Requests(engine), Probes(engine.ailment, lambda: None)):
+        app.add_routes(part.routes())
     return app
 
 

@@ -1,23 +1,41 @@
-"""Generated tokens as OpenAI's JSON: chunks of a stream, or one completion.
+"""Generated tokens as OpenAI's JSON: chunks of a stream, or a whole answer, of a chat or of texts.
 
 Knows nothing of HTTP. What a chunk says beside its text is the same for all chunks of an answer and made once; text is
 escaped to ASCII, as in TGI's events.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii as quoted
 
-from router.errors import Cancelled
+from router.errors import Cancelled, RequestError
 from router.http.errors import Told
-from router.http.rendering import Answer
+from router.http.rendering import Answer, number
 from router.request import FinishReason
-from router.stream import Event, FailedEvent, FinishedEvent, TokenEvent
+from router.stream import Event, FailedEvent, FinishedEvent, TokenEvent, TopToken
 
 DONE = "data: [DONE]\n\n"
 # OpenAI has no word for a time that ran out; like a length, it cuts a text off.
 REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "stop",
            FinishReason.LENGTH: "length", FinishReason.TIMEOUT: "length"}
+TGI_REASONS = REASONS | {FinishReason.STOP_STRING: "stop_sequence"}
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """In which a dialect tells how an answer ended."""
+
+    whole: Mapping[FinishReason, str] = field(default_factory=lambda: REASONS)
+    streamed_text: Mapping[FinishReason, str] = field(default_factory=lambda: REASONS)
+    unfinished: str = "null"  # of a text in a stream, as JSON
+    calls: str = "tool_calls"
+    every_delta_has_a_role: bool = False
+
+
+OPENAI = Words()
+# As text-generation-inference has them (--compat tgi).
+TGI = Words(TGI_REASONS, TGI_REASONS | {FinishReason.END_TOKEN: "eos_token"}, '""', "stop", every_delta_has_a_role=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,72 +46,177 @@ class Label:
     created: int  # in seconds
     model: str
     fingerprint: str
+    words: Words = OPENAI
 
     def json(self, kind: str) -> str:
         return (f'"object":"{kind}","id":"{self.id}","created":{self.created},"model":{quoted(self.model)},'
                 f'"system_fingerprint":"{self.fingerprint}"')
 
 
-def completion_json(label: Label, answer: Answer) -> str:
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a client asked for beside the text."""
+
+    usage: bool = False  # at the end of a stream
+    logprobs: bool = False
+
+
+def completion_json(label: Label, answer: Answer, extras: Extras) -> str:
     message = f'{{"role":"assistant","content":{quoted(answer.end.text)}}}'
-    choice = f'{{"index":0,"message":{message},"logprobs":null,"finish_reason":"{REASONS[answer.end.reason]}"}}'
+    return chat_json(label, answer, extras, message, label.words.whole[answer.end.reason])
+
+
+def chat_json(label: Label, answer: Answer, extras: Extras, message: str, reason: str) -> str:
+    told = logprobs_json(answer.tokens) if extras.logprobs else "null"
+    choice = f'{{"index":0,"message":{message},"logprobs":{told},"finish_reason":"{reason}"}}'
     usage = usage_json(len(answer.choice.request.prompt), answer.end.num_tokens)
     return f'{{{label.json("chat.completion")},"choices":[{choice}],"usage":{usage}}}'
 
 
-class Chunks:
+def logprobs_json(tokens: Iterable[TokenEvent]) -> str:
+    """Special tokens too: whoever sums these up wants all of them."""
+    return f'{{"content":[{",".join(map(logprob_json, tokens))}]}}'
+
+
+def logprob_json(token: TokenEvent) -> str:
+    tops = ",".join(f"{{{token_json(top)}}}" for top in token.top)
+    return f'{{{token_json(token)},"top_logprobs":[{tops}]}}'
+
+
+def token_json(token: TokenEvent | TopToken) -> str:
+    return (f'"token":{quoted(token.text)},"logprob":{number(token.logprob)},'
+            f'"bytes":[{",".join(map(str, token.text.encode()))}]')
+
+
+def text_completion_json(label: Label, answers: Sequence[Answer]) -> str:
+    choices = ",".join(
+        f'{{"index":{index},"text":{quoted(answer.end.text)},"logprobs":null,'
+        f'"finish_reason":"{label.words.whole[answer.end.reason]}"}}' for index, answer in enumerate(answers))
+    usage = usage_json(sum(len(answer.choice.request.prompt) for answer in answers),
+                       sum(answer.end.num_tokens for answer in answers))
+    return f'{{{label.json("text_completion")},"choices":[{choices}],"usage":{usage}}}'
+
+
+class Pieces:
     """The events of one request, rendered burst by burst: a chunk for each token. The last token's chunk carries the
-    reason for the end, and so much text that all chunks together have the whole."""
+    reason for the end, and so much text that all chunks together have the whole. How a chunk looks, subclasses say."""
 
-    __slots__ = ("_before", "_before_others", "_begin", "_num_prompt_tokens", "_num_told", "_usage", "ended")
+    __slots__ = ("_num_told", "ended")
 
-    def __init__(self, label: Label, num_prompt_tokens: int, *, usage: bool) -> None:
+    def __init__(self) -> None:
         self.ended = False
-        self._begin = f'data: {{{label.json("chat.completion.chunk")},"choices":['
-        self._before = self._begin + '{"index":0,"delta":{"role":"assistant","content":'
-        self._before_others = self._begin + '{"index":0,"delta":{"content":'
-        self._num_prompt_tokens = num_prompt_tokens
         self._num_told = 0  # characters
-        self._usage = usage  # asked for at the end
 
     def burst(self, events: list[Event]) -> bytes:
         parts: list[str] = []
-        text: str | None = None  # of the last token: which may be the last of all
+        token: TokenEvent | None = None  # the last one: which may be the last of all
         for event in events:
-            if text is not None and type(event) is not FinishedEvent:
-                parts.append(self._chunk(text))
-                text = None
+            if token is not None and type(event) is not FinishedEvent:
+                parts.append(self._piece(token))
+                token = None
             if type(event) is TokenEvent:
-                text = "" if event.special else event.text
+                token = event
             elif type(event) is FinishedEvent:
-                parts.append(self._end(event))
-                text = None
+                self.ended = True
+                parts.append(self._end(event, event.text[self._num_told:], token))
+                token = None
             elif type(event) is FailedEvent:
+                self.ended = True
                 parts.append(self._failed(event))
-        if text is not None:
-            parts.append(self._chunk(text))
+        if token is not None:
+            parts.append(self._piece(token))
         return "".join(parts).encode("ascii")
 
-    def _chunk(self, text: str, reason: str = "null") -> str:
-        before, self._before = self._before, self._before_others
+    def _piece(self, token: TokenEvent) -> str:
+        text = "" if token.special else token.text
         self._num_told += len(text)
-        return f'{before}{quoted(text)}}},"logprobs":null,"finish_reason":{reason}}}],"usage":null}}\n\n'
+        return self._chunk(text, token)
 
-    def _end(self, event: FinishedEvent) -> str:
-        self.ended = True
-        last = self._chunk(event.text[self._num_told:], f'"{REASONS[event.reason]}"')
-        return last + self._usage_chunk(event) + DONE
+    def _chunk(self, text: str, token: TokenEvent | None, /) -> str:
+        raise NotImplementedError
 
-    def _usage_chunk(self, event: FinishedEvent) -> str:
-        if not self._usage:
-            return ""
-        return f'{self._begin}],"usage":{usage_json(self._num_prompt_tokens, event.num_tokens)}}}\n\n'
+    def _end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
+        """With the text that is left, and the last token, unless it was told before."""
+        raise NotImplementedError
 
     def _failed(self, event: FailedEvent) -> str:
-        self.ended = True
+        raise NotImplementedError
+
+
+class Chunks(Pieces):
+    """Of a chat."""
+
+    __slots__ = ("_before", "_before_others", "_begin", "_extras", "_num_prompt_tokens", "_words")
+
+    def __init__(self, label: Label, num_prompt_tokens: int, extras: Extras) -> None:
+        super().__init__()
+        self._begin = f'data: {{{label.json("chat.completion.chunk")},"choices":['
+        self._before = self._begin + '{"index":0,"delta":{"role":"assistant","content":'
+        self._before_others = self._begin + '{"index":0,"delta":{"content":'
+        if label.words.every_delta_has_a_role:
+            self._before_others = self._before
+        self._words = label.words
+        self._num_prompt_tokens = num_prompt_tokens
+        self._extras = extras
+
+    def _chunk(self, text: str, token: TokenEvent | None, /) -> str:
+        return self._content(text, token, "null")
+
+    def _content(self, text: str, token: TokenEvent | None, reason: str) -> str:
+        before, self._before = self._before, self._before_others
+        return (f'{before}{quoted(text)}}},"logprobs":{self._told_of(token)},"finish_reason":{reason}}}],'
+                '"usage":null}\n\n')
+
+    def _told_of(self, token: TokenEvent | None) -> str:
+        return logprobs_json([token]) if self._extras.logprobs and token is not None else "null"
+
+    def _end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
+        return self._content(text, token, f'"{self._words.whole[event.reason]}"') + self._after(event.num_tokens)
+
+    def _after(self, num_tokens: int) -> str:
+        """What comes behind the last chunk."""
+        if not self._extras.usage:
+            return DONE
+        return f'{self._begin}],"usage":{usage_json(self._num_prompt_tokens, num_tokens)}}}\n\n{DONE}'
+
+    def _failed(self, event: FailedEvent) -> str:
         if isinstance(event.error, Cancelled):
             raise event.error
         return error_chunk(event.error)
+
+
+class TextChunks(Pieces):
+    """Of one of the texts in a stream of several. The last chunk of each tells its usage."""
+
+    __slots__ = ("_before", "_words", "error", "num_prompt_tokens", "num_tokens")
+
+    def __init__(self, label: Label, index: int, num_prompt_tokens: int) -> None:
+        super().__init__()
+        self._before = f'data: {{{label.json("text_completion")},"choices":[{{"index":{index},"text":'
+        self._words = label.words
+        self.num_prompt_tokens = num_prompt_tokens
+        self.num_tokens = 0  # known at the end
+        self.error: RequestError | None = None  # which ends all texts, not only this one
+
+    def _chunk(self, text: str, _: TokenEvent | None, /) -> str:
+        return (f'{self._before}{quoted(text)},"logprobs":null,"finish_reason":{self._words.unfinished}}}],'
+                '"usage":null}\n\n')
+
+    def _end(self, event: FinishedEvent, text: str, _: TokenEvent | None, /) -> str:
+        self.num_tokens = event.num_tokens
+        usage = usage_json(self.num_prompt_tokens, self.num_tokens)
+        reason = self._words.streamed_text[event.reason]
+        return f'{self._before}{quoted(text)},"logprobs":null,"finish_reason":"{reason}"}}],"usage":{usage}}}\n\n'
+
+    def _failed(self, event: FailedEvent) -> str:
+        self.error = event.error
+        return ""
+
+
+def text_usage_chunk(label: Label, texts: Sequence[TextChunks]) -> str:
+    """Of all texts together."""
+    usage = usage_json(sum(text.num_prompt_tokens for text in texts), sum(text.num_tokens for text in texts))
+    return f'data: {{{label.json("text_completion")},"choices":[],"usage":{usage}}}\n\n'
 
 
 def usage_json(num_prompt_tokens: int, num_tokens: int) -> str:

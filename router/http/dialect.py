@@ -1,4 +1,4 @@
-"""What dialects have in common: the engine as they see it, and the ways from a request to whole answers or to a stream.
+"""What dialects have in common: what they stand on, and the ways from a request to whole answers or to a stream.
 
 Knows no route and no JSON.
 """
@@ -7,19 +7,22 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from aiohttp import web
 
 from router.accounts import Account
+from router.config import RouterConfig
 from router.errors import Cancelled
 from router.http.headers import Caller
 from router.http.rendering import Answer, Collector
-from router.http.sse import EventStream, event_stream
+from router.http.sse import EventStream, Outbox, event_stream
 from router.messages import ModelFacts
 from router.request import Request, Tenant
 from router.stream import Stream
-from router.validation import Choice
+from router.validation import Choice, Validator
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,22 @@ class Engine(Protocol):
     def ailment(self) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class House:
+    """What every dialect stands on."""
+
+    engine: Engine
+    validator: Validator
+    config: RouterConfig
+    about: About
+    outbox: Outbox
+
+    @property
+    def is_tgi(self) -> bool:
+        """Whether oddities of text-generation-inference are wanted (--compat)."""
+        return self.config.compat == "tgi"
+
+
 @asynccontextmanager
 async def open_stream(request: web.Request, headers: Mapping[str, str], patience: float,
                       told: Callable[[Exception], str]) -> AsyncIterator[EventStream]:
@@ -68,11 +87,11 @@ async def collected(engine: Engine, choices: Sequence[Choice], caller: Caller) -
         return await together(Collector(*pair).answer() for pair in zip(streams, choices, strict=True))
 
 
-async def together(collecting: Iterable[Coroutine[None, None, Answer]]) -> list[Answer]:
+async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
     """Raises the first failure as it is."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(answer) for answer in collecting]
+            tasks = [group.create_task(part) for part in work]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]

@@ -10,7 +10,7 @@ from math import ceil
 
 from aiohttp import web
 
-from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded, TemplateFailed, TimedOut
+from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded, TemplateFailed, TimedOut, ToolsFailed
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 KINDS: dict[type[Exception], tuple[int, str, str]] = {
     InvalidRequest: (422, "validation", "Input validation error: "),
     TemplateFailed: (422, "template_error", "Template error: "),
+    ToolsFailed: (422, "tool_error", "Tool error: "),
     Overloaded: (429, "overloaded", "Model is overloaded: "),
     NotReady: (503, "overloaded", "Model is not ready: "),
     GenerationFailed: (424, "generation", "Request failed during generation: "),
@@ -51,7 +52,7 @@ class Told:
         for kind, (status, error_type, prefix) in KINDS.items():
             if isinstance(error, kind):
                 later = getattr(error, "retry_after", 1.0) if error_type == "overloaded" else None
-                return cls(status, error_type, f"{prefix}{error}", later)
+                return cls(status, getattr(error, "kind", "") or error_type, f"{prefix}{error}", later)
         logger.error("a request failed unexpectedly", exc_info=error)
         return cls(500, "internal", "Internal server error")
 

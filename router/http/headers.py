@@ -6,8 +6,8 @@ Knows nothing of bodies.
 import math
 import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from time import monotonic as clock
 from typing import Protocol
 
@@ -44,11 +44,15 @@ class Caller:
     @classmethod
     def of(cls, request: web.Request, register: Register) -> "Caller":
         came, tenant = clock(), request.get(TENANT, ANYONE)
-        given = request.headers.get("x-request-id", "")
+        given = request.headers.get("x-request-id") or request.headers.get("x-amzn-trace-id") or ""
         usable = 1 <= len(given) <= MAX_ID and given.isascii() and given.isprintable()
         chosen = given if usable and register.may_use(given, tenant) else secrets.token_hex(16)
         request[REQUEST_ID] = chosen
         return cls(tenant, chosen, came, request.headers.get("x-request-timeout-ms"))
+
+    def part(self, index: int) -> "Caller":
+        """Of a request that asks for several things, each of which needs an id; the first has the one that is known."""
+        return replace(self, request_id=f"{self.request_id}.{index}") if index else self
 
     @property
     def deadline(self) -> float | None:
@@ -77,8 +81,10 @@ def compute(facts: ModelFacts, num_characters: int) -> dict[str, str]:
     }
 
 
-def timings(answer: Answer, validation_seconds: float, total_seconds: float) -> dict[str, str]:
-    end, spent = answer.end, answer.end.story.seconds(clock())
+def timings(answers: Sequence[Answer], validation_seconds: float, total_seconds: float) -> dict[str, str]:
+    """Of all answers together: for several prompts the sums."""
+    spent = seconds_of(answers)
+    num_tokens = sum(answer.end.num_tokens for answer in answers)
     waiting = {cause: seconds for cause, seconds in spent.items() if cause not in RUNNING}
     prefill, decode = spent.get(Cause.PREFILL, 0.0), spent.get(Cause.DECODE, 0.0)
     queue, inference = math.fsum(waiting.values()), prefill + decode
@@ -88,15 +94,23 @@ def timings(answer: Answer, validation_seconds: float, total_seconds: float) -> 
         "x-validation-time": milliseconds(validation_seconds),
         "x-queue-time": milliseconds(queue),
         "x-inference-time": milliseconds(inference),
-        "x-time-per-token": milliseconds(inference / max(end.num_tokens, 1)),
-        "x-prompt-tokens": str(len(answer.choice.request.prompt)),
-        "x-generated-tokens": str(end.num_tokens),
+        "x-time-per-token": milliseconds(inference / max(num_tokens, 1)),
+        "x-prompt-tokens": str(sum(len(answer.choice.request.prompt) for answer in answers)),
+        "x-generated-tokens": str(num_tokens),
         "x-queue-ms": f"{queue * 1000:.1f}",
         "x-prefill-ms": f"{prefill * 1000:.1f}",
         "x-decode-ms": f"{decode * 1000:.1f}",
-        "x-cached-tokens": str(end.story.cached_tokens),
+        "x-cached-tokens": str(sum(answer.end.story.cached_tokens for answer in answers)),
         **wait_reason(waiting),
     }
+
+
+def seconds_of(answers: Sequence[Answer]) -> Mapping[Cause, float]:
+    now, sums = clock(), dict[Cause, float]()
+    for answer in answers:
+        for cause, seconds in answer.end.story.seconds(now).items():
+            sums[cause] = sums.get(cause, 0.0) + seconds
+    return sums
 
 
 def wait_reason(waiting: Mapping[Cause, float]) -> dict[str, str]:

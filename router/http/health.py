@@ -23,6 +23,7 @@ class Probes:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/health", self.health),
+            web.get("/", self.health),
             web.get("/ping", self.health),
             web.get("/ready", self.ready),
             web.get("/live", self.live),

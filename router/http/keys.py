@@ -10,14 +10,17 @@ from router.request import Tenant
 from router.tenants import Keys
 
 TENANT = web.RequestKey("tenant", Tenant)
-# Asked by load balancers, and telling nothing of anybody.
-OPEN_TO_ALL = frozenset({"/health", "/live", "/ping", "/ready", "/startup"})
+# Asked by load balancers, dashboards and clients that look around; they tell of the server, and nothing of anybody.
+OPEN_TO_ALL = frozenset({
+    "/", "/api-doc/openapi.json", "/docs", "/health", "/info", "/live", "/metrics", "/ping", "/ready", "/startup",
+    "/v1/models"})
+READING = frozenset({"GET", "HEAD"})
 
 
 def check_keys(keys: Keys) -> Middleware:
     @web.middleware
     async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in OPEN_TO_ALL:
+        if request.method not in READING or request.path not in OPEN_TO_ALL:
             request[TENANT] = admitted(request, keys)
         return await handler(request)
 

@@ -4,9 +4,11 @@ Turns foreign JSON into `Wanted`; chunks.py turns events into foreign JSON. Wher
 differ, what clients of both accept is said. Knows nothing of limits, nor how messages become a prompt.
 """
 
+import asyncio
 import secrets
 import time
 from contextlib import closing
+from dataclasses import replace
 from importlib.metadata import version
 from time import monotonic as clock
 from typing import Annotated, Any, Literal
@@ -16,25 +18,29 @@ from pydantic import BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 from router.chat import Conversation
-from router.config import RouterConfig
-from router.errors import InvalidRequest
+from router.errors import InvalidRequest, ToolsFailed
 from router.http.body import Foreign, Integer32, Unsigned, Unsigned32, read_body
-from router.http.chunks import Chunks, Label, completion_json, error_chunk
-from router.http.dialect import About, Engine, collected, open_stream
+from router.http.chunks import OPENAI, TGI, Chunks, Extras, Label, completion_json, error_chunk
+from router.http.dialect import House, collected, open_stream
 from router.http.headers import Caller, compute, identity, timings
-from router.http.sse import Outbox, Pump
+from router.http.spoken import SpokenChunks, spoken_json
+from router.http.sse import Pump
+from router.http.toolbox import NamedTool, Tool, ToolCall, offered
 from router.prompts import Names
-from router.validation import Choice, Validator, Wanted
+from router.speech import BARE, Reader, parsing
+from router.validation import Choice, Wanted
 
-NAMES = Names(prompt="messages", max_new_tokens="max_tokens", truncate="")
+FINGERPRINT = f"{version('weft')}-native"
+NAMES = Names(prompt="messages", max_new_tokens="max_tokens", truncate="", top_n_tokens="top_logprobs")
+END_OF_PROMPT = 64  # tokens, in which an answer may have begun
 ANY_MODEL = frozenset({None, "", "tgi"})  # what clients say that want what is served
 # Without these an answer would not be what was asked for, so they are not ignored as unknown fields are.
-NOT_SERVED = ("logprobs", "response_format", "tools")
+NOT_SERVED = ("response_format",)
 
 
-def text_of(content: object) -> str:
+def text_of(content: object) -> str | None:
     """A text, or the texts of its parts, joined as text-generation-inference does."""
-    if isinstance(content, str):
+    if content is None or isinstance(content, str):
         return content
     if isinstance(content, list):
         return "".join(map(part_text, content))
@@ -49,15 +55,31 @@ def part_text(part: object) -> str:
     return text
 
 
+class TextPart(Foreign):
+    type: Literal["text"]
+    text: str
+
+
 def listed(stop: object) -> object:
     return [stop] if isinstance(stop, str) else [] if stop is None else stop
 
 
+Texts = Annotated[list[str], FailFast(), BeforeValidator(listed, json_schema_input_type=str | list[str] | None)]
+
+
 class Message(Foreign):
-    role: Literal["system", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(text_of)]
+    role: Annotated[str, Field(min_length=1)]
+    content: Annotated[str | None, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart] | None)] = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """As templates take it: there is always a text."""
+        if self.content is None and not self.tool_calls:
+            raise InvalidRequest(f"a message of the role `{self.role}` has neither `content` nor `tool_calls`")
+        return self.model_dump(exclude_none=True, exclude={"content"}) | {"content": self.content or ""}
 
 
 class StreamOptions(Foreign):
@@ -76,25 +98,40 @@ class ChatRequest(Foreign):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     seed: Unsigned | None = None
-    stop: Annotated[list[str], FailFast(), BeforeValidator(listed)] = Field(default_factory=list)
+    stop: Texts = Field(default_factory=list)
     n: Unsigned32 | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     priority: Integer32 = 0
-    logprobs: Any = None
+    logprobs: bool | None = None
+    top_logprobs: Unsigned32 | None = None
     response_format: Any = None
-    tools: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: str | NamedTool | None = None
+    tool_prompt: str | None = None
 
     @property
-    def wants_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+    def extras(self) -> Extras:
+        usage = self.stream_options is not None and self.stream_options.include_usage
+        return Extras(usage, logprobs=bool(self.logprobs or self.top_logprobs))
+
+    @property
+    def conversation(self) -> Conversation:
+        return Conversation(tuple(message.given() for message in self.messages),
+                            offered(self.tools, self.tool_choice), self.tool_prompt or "")
+
+    def as_tgi(self, caller: Caller) -> Wanted:
+        """As text-generation-inference understood it: one choice, and a penalty on whatever was there before."""
+        mine = self.model_copy(update={"n": None, "presence_penalty": None})
+        penalty = None if self.presence_penalty is None else self.presence_penalty + 2
+        return replace(mine.wanted(caller), repetition_penalty=penalty)
 
     def wanted(self, caller: Caller) -> Wanted:
         self._check_served()
         greedy = self.temperature == 0
         return Wanted(
-            prompt=Conversation(tuple(message.model_dump(exclude_none=True) for message in self.messages)),
+            prompt=self.conversation,
             names=NAMES,
             greedy=greedy,
             do_sample=True,
@@ -105,6 +142,7 @@ class ChatRequest(Foreign):
             max_new_tokens=self._most_tokens(),
             stop_strings=tuple(self.stop),
             seed=self.seed,
+            top_n_tokens=self.top_logprobs,
             cache_salt=self.cache_salt,
             priority=self.priority,
             tenant=caller.tenant,
@@ -113,6 +151,8 @@ class ChatRequest(Foreign):
         )
 
     def _check_served(self) -> None:
+        if self.tools is not None and self.response_format is not None:
+            raise ToolsFailed("Grammar and tools are mutually exclusive")
         if self.n not in {None, 1}:
             raise InvalidRequest(f"`n` must be 1, got {self.n}; ask several times")
         for name in NOT_SERVED:
@@ -126,48 +166,62 @@ class ChatRequest(Foreign):
         return given.pop() if given else None
 
 
+def labelled(house: House, kind: str, model: str) -> Label:
+    words = TGI if house.is_tgi else OPENAI
+    return Label(f"{kind}-{secrets.token_hex(12)}", int(time.time()), model, FINGERPRINT, words)
+
+
 class OpenAi:
-    def __init__(self, engine: Engine, validator: Validator, config: RouterConfig, about: About,
-                 outbox: Outbox) -> None:
-        self._engine = engine
-        self._validator = validator
-        self._config = config
-        self._model = about.name
-        self._fingerprint = f"{version('weft')}-native"
-        self._outbox = outbox
+    def __init__(self, house: House) -> None:
+        self._house = house
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/v1/chat/completions", self.chat)]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """What is wrong is told with its status on streams too: a stream begins when the request is under way."""
-        caller = Caller.of(request, self._engine)
+        caller = Caller.of(request, self._house.engine)
         asked = await read_body(request, ChatRequest)
-        [choice] = await self._validator.choices(asked.wanted(caller))
+        wanted = asked.as_tgi(caller) if self._house.is_tgi else asked.wanted(caller)
+        [choice] = await self._house.validator.choices(wanted)
         answer = self._streamed if asked.stream else self._whole
         return await answer(request, asked, choice, caller)
 
     async def _whole(self, request: web.Request, asked: ChatRequest, choice: Choice,
                      caller: Caller) -> web.StreamResponse:
         label, validated = self._label(asked), clock()
-        [answer] = await collected(self._engine, [choice], caller)
-        headers = (compute(self._engine.facts, choice.num_characters) | identity(request)
-                   | timings(answer, validated - caller.came, clock() - caller.came))
-        body = completion_json(label, answer).encode()
-        return web.Response(body=body, headers=headers, content_type="application/json")
+        reader = await self._reader(asked, choice)
+        answers = await collected(self._house.engine, [choice], caller)
+        headers = (compute(self._house.engine.facts, choice.num_characters) | identity(request)
+                   | timings(answers, validated - caller.came, clock() - caller.came))
+        given = label, answers[0], asked.extras
+        body = spoken_json(*given, reader) if reader else completion_json(*given)
+        return web.Response(body=body.encode(), headers=headers, content_type="application/json")
 
     async def _streamed(self, request: web.Request, asked: ChatRequest, choice: Choice,
                         caller: Caller) -> web.StreamResponse:
-        headers = compute(self._engine.facts, choice.num_characters) | identity(request)
-        rendering = Chunks(self._label(asked), len(choice.request.prompt), usage=asked.wants_usage)
-        with closing(self._engine.submit(choice.request, caller.came)) as stream:
-            async with open_stream(request, headers, self._config.slow_client_timeout, error_chunk) as out:
+        house = self._house
+        headers = compute(house.engine.facts, choice.num_characters) | identity(request)
+        given = self._label(asked), len(choice.request.prompt), asked.extras
+        reader = await self._reader(asked, choice)
+        rendering = SpokenChunks(*given, reader) if reader else Chunks(*given)
+        with closing(house.engine.submit(choice.request, caller.came)) as stream:
+            async with open_stream(request, headers, house.config.slow_client_timeout, error_chunk) as out:
                 stream.cut = out.cut
-                await Pump(stream, rendering, out, self._outbox).run()
+                await Pump(stream, rendering, out, house.outbox).run()
             return out.response
+
+    async def _reader(self, asked: ChatRequest, choice: Choice) -> Reader | None:
+        """Of the answer, where it may hold calls."""
+        if not asked.conversation.tools:
+            return None
+        await asyncio.to_thread(parsing)
+        validator = self._house.validator
+        end = validator.tokenizer.decode(choice.request.prompt[-END_OF_PROMPT:], skip_special=False)
+        return Reader(validator.shape or BARE, end)
 
     def _label(self, asked: ChatRequest) -> Label:
         """A client's name for its request is not repeated in every chunk: it may be long."""
-        model = self._model if asked.model in ANY_MODEL else asked.model
+        model = self._house.about.name if asked.model in ANY_MODEL else asked.model
         assert model is not None
-        return Label(f"chatcmpl-{secrets.token_hex(12)}", int(time.time()), model, self._fingerprint)
+        return labelled(self._house, "chatcmpl", model)

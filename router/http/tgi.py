@@ -1,13 +1,11 @@
-"""The dialect of text-generation-inference: its routes, its parameters, its headers.
+"""The dialect of text-generation-inference: its routes that generate, its parameters, its headers.
 
 Turns foreign JSON into `Wanted`; rendering.py turns events into foreign JSON. Knows nothing of limits, nor how tokens
 come about.
 """
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
-from importlib.metadata import version
 from json.encoder import encode_basestring_ascii as quoted
 from time import monotonic as clock
 from typing import Annotated, Any
@@ -15,14 +13,13 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import FailFast, Field
 
-from router.config import RouterConfig
 from router.errors import InvalidRequest
 from router.http.body import Foreign, Integer32, Unsigned, Unsigned32, read_body
-from router.http.dialect import About, Engine, collected, open_stream
+from router.http.dialect import House, collected, open_stream
 from router.http.headers import Caller, compute, identity, timings
 from router.http.rendering import Answer, Streaming, error_event
-from router.http.sse import EventStream, Outbox, Pump
-from router.validation import Validator, Wanted
+from router.http.sse import EventStream, Pump
+from router.validation import Wanted
 
 
 class Parameters(Foreign):
@@ -103,82 +100,75 @@ class Generate(Foreign):
             raise InvalidRequest("`decoder_input_details` must be false on a stream, got true")
 
 
+class CompatGenerate(Generate):
+    """As the first servers took it, for which a client also says whether it wants a stream. Their answers repeat the
+    prompt unless told not to."""
+
+    stream: bool = False
+
+    @property
+    def prefix(self) -> str:
+        return "" if self.parameters.return_full_text is False else self.inputs
+
+
 class Tgi:
-    def __init__(self, engine: Engine, validator: Validator, config: RouterConfig, about: About,
-                 outbox: Outbox) -> None:
-        self._engine = engine
-        self._validator = validator
-        self._config = config
-        self._about = about
-        self._version = version("weft")
-        self._outbox = outbox
+    def __init__(self, house: House) -> None:
+        self._house = house
 
     def routes(self) -> list[web.RouteDef]:
         return [
+            web.post("/", self.compat),
             web.post("/generate", self.generate),
             web.post("/generate_stream", self.generate_stream),
-            web.get("/info", self.info),
         ]
 
-    async def generate(self, request: web.Request) -> web.Response:
-        caller = Caller.of(request, self._engine)
-        asked = await read_body(request, Generate)
-        choices = await self._validator.choices(asked.wanted(caller))
-        validated = clock()
-        answers = await collected(self._engine, choices, caller)
-        best, *others = sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)
-        headers = (compute(self._engine.facts, len(asked.inputs)) | identity(request)
-                   | timings(best, validated - caller.came, clock() - caller.came))
-        body = self._answer_json(asked, best, others).encode()
-        return web.Response(body=body, headers=headers, content_type="application/json")
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        caller = Caller.of(request, self._house.engine)
+        headers, body = await self._whole(request, await read_body(request, Generate), caller)
+        return web.Response(body=body.encode(), headers=headers, content_type="application/json")
+
+    async def compat(self, request: web.Request) -> web.StreamResponse:
+        caller = Caller.of(request, self._house.engine)
+        asked = await read_body(request, CompatGenerate)
+        if asked.stream:
+            return await self._streamed(request, asked, caller)
+        headers, body = await self._whole(request, asked, caller)
+        return web.Response(body=f"[{body}]".encode(), headers=headers, content_type="application/json")
 
     async def generate_stream(self, request: web.Request) -> web.StreamResponse:
-        caller = Caller.of(request, self._engine)
-        asked = await read_body(request, Generate)
-        headers = compute(self._engine.facts, len(asked.inputs)) | identity(request)
-        async with open_stream(request, headers, self._config.slow_client_timeout, error_event) as out:
+        caller = Caller.of(request, self._house.engine)
+        return await self._streamed(request, await read_body(request, Generate), caller)
+
+    async def _whole(self, request: web.Request, asked: Generate, caller: Caller) -> tuple[dict[str, str], str]:
+        house = self._house
+        choices = await house.validator.choices(asked.wanted(caller))
+        validated = clock()
+        answers = await collected(house.engine, choices, caller)
+        best, *others = sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)
+        headers = (compute(house.engine.facts, len(asked.inputs)) | identity(request)
+                   | timings([best], validated - caller.came, clock() - caller.came))
+        return headers, self._answer_json(asked, best, others)
+
+    async def _streamed(self, request: web.Request, asked: Generate, caller: Caller) -> web.StreamResponse:
+        """What is wrong is told in the stream, as text-generation-inference does."""
+        headers = compute(self._house.engine.facts, len(asked.inputs)) | identity(request)
+        patience = self._house.config.slow_client_timeout
+        async with open_stream(request, headers, patience, error_event) as out:
             await self._stream(asked, caller, out)
         return out.response
 
-    async def info(self, _: web.Request) -> web.Response:
-        facts, config, limits = self._engine.facts, self._config, self._validator.limits
-        return web.Response(content_type="application/json", body=json.dumps({
-            "model_id": self._about.name,
-            "notice": self._about.notice or None,
-            "model_sha": None,
-            "model_pipeline_tag": None,
-            "model_dtype": facts.dtype,
-            "model_device_type": facts.device,
-            "num_shard": facts.world_size,
-            "exact": facts.exact,
-            "max_concurrent_requests": config.max_concurrent_requests,
-            "max_best_of": config.max_best_of,
-            "max_stop_sequences": config.max_stop_sequences,
-            "max_input_tokens": limits.max_input_tokens,
-            "max_total_tokens": limits.max_total_tokens,
-            "max_batch_total_tokens": facts.num_blocks * facts.block_size,
-            "max_batch_size": config.max_batch_size,
-            "waiting_served_ratio": config.waiting_served_ratio,
-            "max_waiting_tokens": config.max_waiting_tokens,
-            "validation_workers": config.validation_workers,
-            "max_client_batch_size": 1,
-            "router": "text-generation-router",  # the name of the API: clients look for it
-            "version": self._version,
-            "sha": None,
-            "docker_label": None,
-        }).encode())
-
     async def _stream(self, asked: Generate, caller: Caller, out: EventStream) -> None:
+        house = self._house
         asked.check_streamable()
-        [choice] = await self._validator.choices(asked.wanted(caller))
+        [choice] = await house.validator.choices(asked.wanted(caller))
         rendering = Streaming(choice, asked.parameters.details, asked.prefix)
-        with closing(self._engine.submit(choice.request, caller.came)) as stream:
+        with closing(house.engine.submit(choice.request, caller.came)) as stream:
             stream.cut = out.cut
-            await Pump(stream, rendering, out, self._outbox).run()
+            await Pump(stream, rendering, out, house.outbox).run()
 
     def _answer_json(self, asked: Generate, best: Answer, others: Sequence[Answer]) -> str:
         text = quoted(asked.prefix + best.end.text)
         if not (asked.parameters.details or asked.parameters.decoder_input_details):
             return f'{{"generated_text":{text}}}'
-        details = best.details_json(self._validator.tokenizer, others, asked.prefix)
+        details = best.details_json(self._house.validator.tokenizer, others, asked.prefix)
         return f'{{"generated_text":{text},"details":{details}}}'

@@ -36,14 +36,14 @@ def test_keys_are_asked_for_and_seen_by_nobody(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "keys.json").write_text('{"sk-secret-two": {"tenant": "a"}}')
     monkeypatch.setenv("API_KEY", "sk-secret-one")
     with serving(tmp_path, SIMULATED, "--api-keys", "keys.json") as weft:
-        for key, status in (("sk-secret-one", 200), ("sk-secret-two", 200), ("sk-secret-three", 401)):
-            assert weft.status("/info", key) == status
+        for key, status in (("sk-secret-one", 404), ("sk-secret-two", 404), ("sk-secret-three", 401)):
+            assert weft.status("/v1/requests/x/explain", key) == status
         assert weft.status("/health") == 200
         for module in ("router", "shard.server"):
             [pid] = weft.pids(module)
             assert "sk-secret" not in Path(f"/proc/{pid}/cmdline").read_text()
         os.kill(weft.pids("router")[0], signal.SIGKILL)
-        assert weft.status("/info", "sk-secret-one") == 200
+        assert weft.status("/v1/requests/x/explain", "sk-secret-one") == 404
 
 
 def test_keys_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from router.chat import MOST_CHARACTERS, ChatTemplate, Conversation, plain_template
+from router.chat import HOW_TO_CALL, MOST_CHARACTERS, ChatTemplate, Conversation, plain_template
 from router.errors import TemplateFailed
 from router.model_files import read_chat_template, read_tokenizer
 from router.tokenizer import byte_tokenizer
@@ -163,3 +163,38 @@ def test_time_is_counted_for_each_thread_and_rendering() -> None:
     for thread in threads:
         thread.join()
     assert texts == ["user: hi\nassistant: "] * 4
+
+
+# -- tools, and answers that have begun
+
+TOOLS = ({"type": "function", "function": {"name": "paint"}},)
+WITH_PLACE = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[-1].content }}"
+
+
+def test_tools_stand_where_the_template_has_a_place_for_them() -> None:
+    told = ChatTemplate(WITH_PLACE, {}).render(Conversation(({"role": "user", "content": "hi"},), TOOLS))
+    assert told == '[{"type": "function", "function": {"name": "paint"}}]hi'
+
+
+def test_a_template_without_a_place_for_tools_gets_them_in_the_last_message() -> None:
+    template = ChatTemplate("{{ messages[-1].content }}", {})
+    told = template.render(Conversation(({"role": "user", "content": "hi"},), TOOLS))
+    assert told == f"hi\n---\n{json.dumps(list(TOOLS))}\n{HOW_TO_CALL}"
+
+
+def test_a_client_may_say_itself_how_tools_are_called() -> None:
+    asked = Conversation(({"role": "user", "content": "hi"},), TOOLS, "Call!")
+    assert ChatTemplate("{{ messages[-1].content }}", {}).render(asked).endswith("}}]\nCall!")
+    assert ChatTemplate(WITH_PLACE, {}).render(asked).endswith("]hi\n---\nCall!")
+
+
+@pytest.mark.parametrize("source", [CHATML, LLAMA, ZEPHYR], ids=["chatml", "llama", "zephyr"])
+def test_an_answer_that_has_begun_goes_on(source: str) -> None:
+    messages = ({"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two, "})
+    told = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(Conversation(messages))
+    assert told.endswith("One, two,")
+
+
+def test_a_call_at_the_end_is_over() -> None:
+    messages = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "tool_calls": [{}]})
+    assert ChatTemplate("{{ messages[-1].content }}!", {}).render(Conversation(messages)) == "y!"

@@ -7,6 +7,7 @@ import pytest
 
 from router.chat import Conversation
 from router.model_files import read_chat_template, read_tokenizer
+from router.speech import MISTRAL
 from router.tokenizer import byte_tokenizer
 
 PLAIN = byte_tokenizer()._tokenizer
@@ -122,3 +123,24 @@ def test_a_file_of_a_template_that_is_no_text_is_told(folder):
     (path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"chat_template\.jinja is no text"):
         read_chat_template(path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How answers are read back
+
+
+def test_the_folder_may_tell_how_answers_are_read_back(folder):
+    shape = {"start_anchor": "A:", "fields": {"content": {}}}
+    config = {"chat_template": "[TOOL_CALLS]", "response_template": shape}
+    assert read_chat_template(folder(tokenizer_config=config)).shape == shape
+
+
+def test_else_the_words_of_the_template_tell_it(folder):
+    assert read_chat_template(folder(tokenizer_config={"chat_template": "[TOOL_CALLS]"})).shape is MISTRAL
+    assert read_chat_template(folder(tokenizer_config={"chat_template": "plain"})).shape is None
+
+
+@pytest.mark.parametrize("given", [5, {}, {"start_anchor": 5}])
+def test_what_cannot_tell_it_is_refused(folder, given):
+    with pytest.raises(ValueError, match=r"`response_template` in .* must be an object with a `start_anchor`"):
+        read_chat_template(folder(tokenizer_config={"chat_template": "x", "response_template": given}))

@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from hearing import lived
+from hearing import said
 
 from router.accounts import Account, Accounts
 from router.chat import plain_template
@@ -16,20 +16,14 @@ from router.config import RouterConfig
 from router.http.app import create_app
 from router.http.dialect import About
 from router.messages import ModelFacts
-from router.request import FinishReason, Request, Tenant
+from router.request import Request, Tenant
 from router.story import Story
-from router.stream import Event, FinishedEvent, Stream, TokenEvent
+from router.stream import Event, Stream
 from router.tenants import Keys
 from router.tokenizer import byte_tokenizer
 from router.validation import Validator
 
 TEMPLATE = plain_template()
-
-
-def said(text: str, reason: FinishReason = FinishReason.LENGTH) -> list[Event]:
-    """The events of a text, a token for each letter."""
-    tokens = [TokenEvent(ord(letter), letter, -0.5, False) for letter in text]
-    return [*tokens, FinishedEvent(reason, text, len(tokens), lived(queue=0.25, prefill=0.125, decode=0.375))]
 
 
 class ScriptedEngine:

@@ -6,7 +6,7 @@ import pytest
 from hearing import lived
 
 from router.errors import Cancelled, GenerationFailed, Overloaded
-from router.http.chunks import Chunks, Label, completion_json
+from router.http.chunks import Chunks, Extras, Label, completion_json
 from router.http.rendering import Answer
 from router.request import FinishReason, Request
 from router.stream import FailedEvent, FinishedEvent, PromptEvent, TokenEvent
@@ -23,7 +23,7 @@ def end(text, num_tokens=2, reason=FinishReason.LENGTH):
 
 
 def rendered(*bursts, usage=False):
-    chunks = Chunks(LABEL, 3, usage=usage)
+    chunks = Chunks(LABEL, 3, Extras(usage))
     text = b"".join(chunks.burst(list(burst)) for burst in bursts).decode()
     assert text.endswith("\n\n")
     lines = text.removesuffix("\n\n").split("\n\n")
@@ -36,7 +36,7 @@ def contents(chunks):
 
 
 def test_a_chunk_has_the_fields_of_tgi_in_their_order():
-    assert Chunks(LABEL, 3, usage=False).burst([TOKEN]) == (
+    assert Chunks(LABEL, 3, Extras()).burst([TOKEN]) == (
         b'data: {"object":"chat.completion.chunk","id":"chatcmpl-1","created":1700000000,"model":"the \\"loom\\"",'
         b'"system_fingerprint":"0.1.0-native","choices":[{"index":0,"delta":{"role":"assistant","content":"h"},'
         b'"logprobs":null,"finish_reason":null}],"usage":null}\n\n')
@@ -95,7 +95,7 @@ def test_logprobs_of_the_prompt_are_nobodys_affair():
 
 @pytest.mark.parametrize("text", ['"\\', "\n\r\0", "\u2028\x85", "é😀"])
 def test_a_chunk_is_one_line_of_ascii_whatever_its_text(text):
-    line = Chunks(LABEL, 3, usage=False).burst([TokenEvent(1, text, -0.5, False)]).decode().removesuffix("\n\n")
+    line = Chunks(LABEL, 3, Extras()).burst([TokenEvent(1, text, -0.5, False)]).decode().removesuffix("\n\n")
     assert line.isascii()
     assert len(line.splitlines()) == 1
     assert contents([json.loads(line[6:])]) == [text]
@@ -118,7 +118,7 @@ def test_a_cancelled_request_has_no_last_chunk():
 
 @pytest.mark.parametrize("event", [end("h"), FailedEvent(GenerationFailed("broken"))])
 def test_nothing_comes_after_the_end(event):
-    chunks = Chunks(LABEL, 3, usage=False)
+    chunks = Chunks(LABEL, 3, Extras())
     chunks.burst([TOKEN])
     assert not chunks.ended
     chunks.burst([event])
@@ -127,7 +127,7 @@ def test_nothing_comes_after_the_end(event):
 
 def test_a_whole_completion_has_the_fields_of_tgi_in_their_order():
     answer = Answer(Choice(Request("0", (1, 2, 3), 5), None), [TOKEN], [], end("hé", reason=FinishReason.STOP_STRING))
-    told = json.loads(completion_json(LABEL, answer))
+    told = json.loads(completion_json(LABEL, answer, Extras()))
     assert list(told) == ["object", "id", "created", "model", "system_fingerprint", "choices", "usage"]
     assert told == HEAD | {
         "object": "chat.completion",

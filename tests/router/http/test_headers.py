@@ -24,7 +24,7 @@ def caller(register=None, **headers):
 def told(story, num_tokens=4):
     end = FinishedEvent(FinishReason.LENGTH, "weft", num_tokens, story)
     answer = Answer(Choice(Request("0", (1, 2), 5), None), [], [], end)
-    return timings(answer, 0.125, 2.0)
+    return timings([answer], 0.125, 2.0)
 
 
 # -- requests
@@ -38,6 +38,16 @@ def test_a_client_may_name_its_request():
 @pytest.mark.parametrize("name", ["", "x" * 129, "é", "a\tb"])
 def test_a_name_that_is_none_is_replaced_by_one_of_ours(name):
     assert len(caller(x_request_id=name).request_id) == 32
+
+
+def test_the_name_that_a_proxy_of_amazon_gives_will_do():
+    assert caller(x_amzn_trace_id="Root=1").request_id == "Root=1"
+    assert caller(x_request_id="mine", x_amzn_trace_id="Root=1").request_id == "mine"
+
+
+def test_of_several_things_that_are_asked_for_each_has_a_name():
+    several = caller(x_request_id="mine")
+    assert [several.part(index).request_id for index in range(3)] == ["mine", "mine.1", "mine.2"]
 
 
 def test_without_a_name_each_request_has_one_of_ours():

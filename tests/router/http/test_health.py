@@ -35,6 +35,16 @@ def test_a_server_in_good_health_says_so(serve):
     serve(scenario)
 
 
+@pytest.mark.parametrize("path", ["/health", "/", "/ping"])
+def test_health_is_an_empty_answer(serve, path):
+    async def scenario(client, engine):
+        answer = await client.get(path)
+        assert (answer.status, await answer.read()) == (200, b"")
+        engine.ailing = "the shards are lost"
+        assert await get(client, path) == (503, {"error": "unhealthy", "error_type": "healthcheck"})
+    serve(scenario)
+
+
 def test_what_ails_it_is_the_reason_and_it_lives_all_the_same(serve):
     async def scenario(client, engine):
         engine.ailing = "no step has ended"
@@ -54,7 +64,8 @@ def test_while_it_starts_the_phase_is_told():
     at_the_door(scenario)
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", "/generate"), ("GET", "/"), ("GET", "/info"), ("PUT", "/ready")])
+@pytest.mark.parametrize(("method", "path"), [
+    ("POST", "/generate"), ("POST", "/"), ("GET", "/info"), ("PUT", "/ready")])
 def test_all_others_may_come_again_later(method, path):
     async def scenario(client):
         answer = await client.request(method, path, data=b"x" * 100_000)
@@ -66,7 +77,7 @@ def test_all_others_may_come_again_later(method, path):
 
 def test_a_key_is_needed_at_the_door_as_well_but_not_for_probes():
     async def scenario(client):
-        assert (await client.get("/info")).status == 401
+        assert (await client.post("/generate")).status == 401
         for path in ("/health", "/live", "/ping", "/ready", "/startup"):
             assert (await client.get(path)).status in {200, 503}
     at_the_door(scenario, config=RouterConfig(api_key="sk-one"))

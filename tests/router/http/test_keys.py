@@ -33,8 +33,8 @@ def test_others_are_told_that_a_key_is_needed_and_nothing_is_done(serve, header)
 
 
 @pytest.mark.parametrize(("method", "path"), [
-    ("POST", "/generate_stream"), ("GET", "/info"), ("GET", "/v1/requests/x/explain"), ("GET", "/nowhere"),
-    ("PUT", "/generate"), ("GET", "/health/")])
+    ("POST", "/generate_stream"), ("POST", "/"), ("POST", "/info"), ("GET", "/v1/requests/x/explain"),
+    ("GET", "/nowhere"), ("PUT", "/generate"), ("GET", "/health/")])
 def test_every_path_needs_one(serve, method, path):
     assert asked(serve, method, path)[0] == 401
 

@@ -11,7 +11,7 @@ from router.chat import ChatTemplate
 from router.config import RouterConfig
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
 from router.request import FinishReason
-from router.stream import FailedEvent, FinishedEvent, TokenEvent
+from router.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hi"}]
@@ -149,6 +149,29 @@ def test_usage_of_a_stream_is_told_when_it_is_asked_for(post):
     assert all(chunk["usage"] is None for chunk in streamed(post, stream_options={}))
 
 
+TOPS = (TopToken(97, "we", -1.0, False), TopToken(98, "\u00e9", -2.5, False))
+LIKELY = [TokenEvent(97, "we", -1.0, False, TOPS),
+          TokenEvent(256, "<|end|>", -0.25, True), FinishedEvent(FinishReason.END_TOKEN, "we", 2, lived())]
+LOGPROBS = [
+    {"token": "we", "logprob": -1.0, "bytes": [119, 101], "top_logprobs": [
+        {"token": "we", "logprob": -1.0, "bytes": [119, 101]},
+        {"token": "\u00e9", "logprob": -2.5, "bytes": [195, 169]}]},
+    {"token": "<|end|>", "logprob": -0.25, "bytes": [*b"<|end|>"], "top_logprobs": []}]
+
+
+@pytest.mark.parametrize("given", [{"logprobs": True, "top_logprobs": 2}, {"top_logprobs": 2}])
+def test_logprobs_are_told_of_every_token(post, given):
+    [choice] = completed(post, LIKELY, **given)["choices"]
+    assert choice["logprobs"] == {"content": LOGPROBS}
+    chunks = streamed(post, LIKELY, **given)
+    assert [entry for chunk in chunks for entry in chunk["choices"][0]["logprobs"]["content"]] == LOGPROBS
+
+
+def test_logprobs_that_nobody_asked_for_are_null(post):
+    assert completed(post, LIKELY)["choices"][0]["logprobs"] is None
+    assert {chunk["choices"][0]["logprobs"] for chunk in streamed(post, LIKELY, logprobs=False)} == {None}
+
+
 @pytest.mark.parametrize(("model", "told"), [("mine", "mine"), ("tgi", "loom"), ("", "loom"), (None, "loom")])
 def test_a_model_that_is_named_is_echoed(post, model, told):
     assert completed(post, model=model)["model"] == told
@@ -190,6 +213,95 @@ def test_a_client_that_leaves_cancels_its_request(serve, caplog, stream):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Tools
+
+PAINT = {"type": "function", "function": {"name": "paint", "strict": True, "parameters": {
+    "type": "object", "properties": {"colour": {"type": "string"}}}}}
+TOOLED = ChatTemplate("{{ tools | tojson }}{{ messages | tojson }}<tool_call>", {})
+CALL = '<tool_call>{"name": "paint", "arguments": {"colour": "red"}}</tool_call>'
+CALLED = [TokenEvent(97, CALL, -1.0, False), TokenEvent(256, "<|im_end|>", -0.5, True),
+          FinishedEvent(FinishReason.END_TOKEN, CALL, 2, lived())]
+
+
+def prompted(serve, **body):
+    [request] = asked(serve, body, template=TOOLED)
+    tools, end = json.JSONDecoder().raw_decode(bytes(request.prompt).decode())
+    return tools, json.loads(bytes(request.prompt).decode()[end:].removesuffix("<tool_call>"))
+
+
+def test_tools_reach_the_template_as_they_came(serve):
+    assert prompted(serve, tools=[PAINT])[0] == [PAINT]
+    assert prompted(serve, tools=[PAINT], tool_choice="auto")[0] == [PAINT]
+
+
+@pytest.mark.parametrize("given", [{}, {"tools": []}, {"tools": None}, {"tools": [PAINT], "tool_choice": "none"}])
+def test_no_tools_are_no_tools(serve, given):
+    assert prompted(serve, **given)[0] is None
+
+
+def test_calls_of_earlier_turns_reach_the_template_as_objects(serve):
+    call = {"id": "1", "type": "function", "function": {"name": "paint", "arguments": '{"colour": "red"}'}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "content": "done", "tool_call_id": "1"}]
+    _, told = prompted(serve, messages=messages, tools=[PAINT])
+    assert told[1] == {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "paint", "arguments": {"colour": "red"}}}]}
+    assert told[2] == {"role": "tool", "content": "done", "tool_call_id": "1"}
+
+
+def test_a_call_is_told_as_one(post):
+    [choice] = completed(post, CALLED, tools=[PAINT], template=TOOLED)["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "paint")
+    assert json.loads(call["function"]["arguments"]) == {"colour": "red"}
+    chunks = streamed(post, CALLED, tools=[PAINT], template=TOOLED)
+    [streamed_call] = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert streamed_call["function"] == call["function"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_what_looks_like_a_call_is_text_where_no_tools_are_offered(post):
+    [choice] = completed(post, CALLED, template=TOOLED)["choices"]
+    assert choice["message"]["content"].startswith("<tool_call>")
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"tools": [PAINT], "response_format": {"type": "json_object"}}, "Grammar and tools are mutually exclusive"),
+    ({"tools": [], "response_format": {"type": "json_object"}}, "Grammar and tools are mutually exclusive"),
+    ({"tools": [PAINT], "tool_choice": "draw"}, "`tool_choice` must be"),
+    ({"tools": [PAINT], "tool_choice": {"type": "function", "function": {"name": "draw"}}}, "got draw"),
+    ({"tool_choice": "draw"}, "there are none"),
+])
+def test_tools_that_make_no_sense_are_told(post, given, message):
+    status, _, text = post(PATH, messages=HELLO, **given)
+    assert (status, json.loads(text)["error_type"]) == (422, "tool_error")
+    assert json.loads(text)["error"].startswith("Tool error: ")
+    assert message in json.loads(text)["error"]
+
+
+@pytest.mark.parametrize("tools", [5, [5], [{}], [{"function": {}}], [{"function": {"name": ""}}],
+                                   [{"type": "code", "function": {"name": "x"}}],
+                                   [{"function": {"name": "x", "parameters": []}}]])
+def test_tools_that_are_none_are_told(post, tools):
+    status, _, text = post(PATH, messages=HELLO, tools=tools)
+    assert (status, json.loads(text)["error_type"]) == (422, "validation")
+    assert "`tools" in json.loads(text)["error"]
+
+
+def test_oddities_of_tgi_are_kept_where_they_are_wanted(serve, post):
+    config = RouterConfig(compat="tgi")
+    ended = [TokenEvent(97, "a", -1.0, False), TokenEvent(98, "b", -1.0, False),
+             FinishedEvent(FinishReason.STOP_STRING, "ab", 2, lived())]
+    assert completed(post, ended, config=config)["choices"][0]["finish_reason"] == "stop_sequence"
+    chunks = streamed(post, ended, config=config)
+    assert [chunk["choices"][0]["delta"]["role"] for chunk in chunks] == ["assistant"] * 2
+    [choice] = completed(post, CALLED, tools=[PAINT], template=TOOLED, config=config)["choices"]
+    assert choice["finish_reason"] == "stop"
+    [request] = asked(serve, {"presence_penalty": -0.5, "n": 3}, config=config)
+    assert (request.sampling.repetition_penalty, request.sampling.presence_penalty) == (1.5, 0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # What is wrong
 
 MISUNDERSTOOD = {
@@ -198,9 +310,6 @@ MISUNDERSTOOD = {
     "empty messages": ({"messages": []}, "messages"),
     "a message that is text": ({"messages": ["hi"]}, "messages.0"),
     "no role": ({"messages": [{"content": "hi"}]}, "messages.0.role"),
-    "an unknown role": ({"messages": [{"role": "weaver", "content": "hi"}]}, "messages.0.role"),
-    "no content": ({"messages": [*HELLO, {"role": "user"}]}, "messages.1.content"),
-    "content that is null": ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content"),
     "content that is a number": ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
                  "messages.0.content"),
@@ -230,11 +339,13 @@ NOT_ALLOWED = {
     "another penalty": ({"presence_penalty": -2.5}, "`presence_penalty`"),
     "too many stop strings": ({"stop": ["a", "b", "c", "d", "e"]}, "`stop` must hold at most 4 strings"),
     "an empty stop string": ({"stop": ""}, "`stop` must not be an empty string"),
+    "a message without content": ({"messages": [{"role": "user"}]}, "a message of the role `user` has neither"),
+    "content that is null": (
+        {"messages": [{"role": "user", "content": None}]}, "a message of the role `user` has neither"),
     "several choices": ({"n": 2}, "`n` must be 1, got 2"),
     "no choices": ({"n": 0}, "`n` must be 1, got 0"),
-    "tools": ({"tools": [{"type": "function"}]}, "`tools` is given"),
     "a format": ({"response_format": {"type": "json_object"}}, "`response_format` is given"),
-    "logprobs": ({"logprobs": True}, "`logprobs` is given"),
+    "too many logprobs": ({"top_logprobs": 6}, "`top_logprobs` must be at most 5 (--max-top-n-tokens), got 6"),
     "a priority": ({"priority": 11}, "`priority` must be at least -10"),
     "a salt": ({"cache_salt": ""}, "`cache_salt` must not be"),
 }

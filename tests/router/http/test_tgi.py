@@ -7,9 +7,7 @@ import pytest
 from aiohttp import ClientPayloadError
 from hearing import lived
 
-from router.config import RouterConfig
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
-from router.http.dialect import About
 from router.request import FinishReason
 from router.stream import FailedEvent, FinishedEvent, PromptEvent, TokenEvent, TopToken
 
@@ -336,36 +334,21 @@ def test_a_client_that_leaves_cancels_all_choices(serve):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# GET /health and /info
+# POST /
 
 
-def test_health_is_an_empty_answer(serve):
-    async def scenario(client, engine):
-        answer = await client.get("/health")
-        assert (answer.status, await answer.read()) == (200, b"")
-        engine.ailing = "the shards are lost"
-        answer = await client.get("/health")
-        assert answer.status == 503
-        assert await answer.json() == {"error": "unhealthy", "error_type": "healthcheck"}
-    serve(scenario)
+def test_the_oldest_route_answers_with_an_array_of_one_and_repeats_the_prompt(post):
+    assert json.loads(post("/", inputs="hi")[2]) == [{"generated_text": "hiweft"}]
+    assert json.loads(post("/", inputs="hi", parameters={"return_full_text": False})[2]) == [
+        {"generated_text": "weft"}]
 
 
-@pytest.mark.parametrize(("about", "told"), [
-    (About(), ("loom", None)), (About("weft/demo"), ("weft/demo", None)), (About("a", "is old"), ("a", "is old"))])
-def test_info_tells_the_name_and_what_users_should_know_of_a_model(serve, about, told):
-    async def scenario(client, _):
-        info = await (await client.get("/info")).json()
-        assert (info["model_id"], info["notice"]) == told
-    serve(scenario, about=about)
+def test_the_oldest_route_streams_if_it_is_asked_to(post):
+    status, headers, text = post("/", inputs="hi", stream=True, parameters={"details": True})
+    *_, last = [json.loads(line.removeprefix("data: ")) for line in text.removesuffix("\n\n").split("\n\n")]
+    assert (status, headers["Content-Type"]) == (200, "text/event-stream")
+    assert (last["generated_text"], last["details"]["generated_tokens"]) == ("hiweft", 4)
 
 
-def test_info_tells_model_and_effective_limits(serve):
-    async def scenario(client, engine):
-        info = await (await client.get("/info")).json()
-        assert [info[name] for name in ("model_id", "model_dtype", "model_device_type", "num_shard")] == [
-            "loom", "float32", "cpu", 1]
-        assert (info["max_input_tokens"], info["max_total_tokens"]) == (1599, 1600)
-        assert (info["max_best_of"], info["max_stop_sequences"], info["validation_workers"]) == (2, 4, 1)
-        assert {"model_sha", "model_pipeline_tag", "max_concurrent_requests", "max_client_batch_size", "router",
-                "version", "sha", "docker_label"} <= set(info)
-    serve(scenario, config=RouterConfig(validation_workers=1))
+def test_on_the_oldest_route_null_is_no_word_on_streaming(post):
+    assert post("/", inputs="hi", stream=None)[0] == 422

@@ -1,0 +1,57 @@
+"""What every route is for, as data: the page at /docs and the OpenAPI document are made of it, and a test compares it
+with the routes that there are.
+
+Knows nothing of how a request is answered.
+"""
+
+from dataclasses import dataclass
+
+from router.http.body import Foreign
+from router.http.clouds import Instances, Invocation
+from router.http.completions import Completion
+from router.http.openai import ChatRequest
+from router.http.tgi import CompatGenerate, Generate
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    method: str
+    path: str
+    summary: str
+    body: type[Foreign] | None = None
+    streams: bool = False  # answers, or may answer, with server-sent events
+    answer: str = "application/json"
+
+
+GENERATING = (
+    Entry("POST", "/generate", "Goes on with a text; the answer comes whole.", Generate),
+    Entry("POST", "/generate_stream", "Goes on with a text; an event for every token.", Generate, streams=True),
+    Entry("POST", "/", "As the first servers of text-generation-inference took it: whole, in an array of one, or as a "
+          "stream.", CompatGenerate, streams=True),
+    Entry("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.", ChatRequest,
+          streams=True),
+    Entry("POST", "/v1/completions", "Goes on with one text or several, whole or as a stream.", Completion,
+          streams=True),
+    Entry("POST", "/invocations", "SageMaker's route: the body of `/`, of a chat or of a completion.", Invocation,
+          streams=True),
+    Entry("POST", "/vertex", "Vertex AI's route: several bodies of `/generate` or of chats.", Instances),
+    Entry("POST", "/tokenize", "The tokens of a text and where they stand in it.", Generate),
+    Entry("POST", "/chat_tokenize", "The prompt that the model's template makes of a chat, and its tokens.",
+          ChatRequest),
+)
+TELLING = (
+    Entry("GET", "/info", "The model, its limits and the version of the server."),
+    Entry("GET", "/v1/models", "The model that is served, as clients of OpenAI ask for it."),
+    Entry("GET", "/v1/requests/{id}/explain", "What the time of a request went to."),
+    Entry("GET", "/docs", "This page.", answer="text/html"),
+    Entry("GET", "/api-doc/openapi.json", "The OpenAPI document of these routes."),
+)
+PROBES = (
+    Entry("GET", "/health", "200 if requests are served, else 503.", answer=""),
+    Entry("GET", "/", "The same.", answer=""),
+    Entry("GET", "/ping", "The same, as SageMaker asks for it.", answer=""),
+    Entry("GET", "/ready", "200 if requests should be sent here, else 503 with the reason."),
+    Entry("GET", "/live", "200 from any server that answers."),
+    Entry("GET", "/startup", "How far the start of the shards is; 200 once it is over."),
+)
+SECTIONS = {"Generate": GENERATING, "Ask the server": TELLING, "Probes": PROBES}

@@ -1,0 +1,64 @@
+"""Routes that clouds have of their own: SageMaker's `/invocations`, Vertex AI's `/vertex`.
+
+Both take the bodies of other routes. Knows nothing of what these mean.
+"""
+
+import json
+from typing import Annotated, Any
+
+from aiohttp import web
+from pydantic import FailFast, Field
+
+from router.errors import InvalidRequest
+from router.http.body import Foreign, read_body
+from router.http.completions import Completions
+from router.http.dialect import House, collected, together
+from router.http.headers import Caller
+from router.http.openai import ChatRequest, OpenAi
+from router.http.rendering import Answer
+from router.http.tgi import Generate, Tgi
+from router.validation import Wanted
+
+
+class Invocation(Foreign):
+    """Which of these is there tells whose body it is."""
+
+    inputs: Any = None
+    messages: Any = None
+    prompt: Any = None
+
+
+class Instances(Foreign):
+    instances: Annotated[list[Generate | ChatRequest], FailFast(), Field(min_length=1)]
+
+
+class Clouds:
+    def __init__(self, house: House, tgi: Tgi, chats: OpenAi, completions: Completions) -> None:
+        self._house = house
+        self._handlers = {
+            "inputs": tgi.compat, "messages": chats.chat, "prompt": completions.complete}
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/invocations", self.invoke), web.post("/vertex", self.predict)]
+
+    async def invoke(self, request: web.Request) -> web.StreamResponse:
+        asked = await read_body(request, Invocation)
+        for name, handler in self._handlers.items():
+            if getattr(asked, name) is not None:
+                return await handler(request)
+        raise web.HTTPUnprocessableEntity(text="the body must have `inputs`, `messages` or `prompt`")
+
+    async def predict(self, request: web.Request) -> web.Response:
+        caller = Caller.of(request, self._house.engine)
+        asked = await read_body(request, Instances)
+        if len(asked.instances) > (most := self._house.config.max_client_batch_size):
+            raise InvalidRequest(f"`instances` must hold at most {most} (--max-client-batch-size), "
+                                 f"got {len(asked.instances)}", "batch size exceeded")
+        answers = await together(self._best(instance.wanted(caller.part(index)), caller)
+                                 for index, instance in enumerate(asked.instances))
+        told = {"predictions": [answer.end.text for answer in answers]}
+        return web.Response(body=json.dumps(told).encode(), content_type="application/json")
+
+    async def _best(self, wanted: Wanted, caller: Caller) -> Answer:
+        choices = await self._house.validator.choices(wanted)
+        return max(await collected(self._house.engine, choices, caller), key=lambda answer: answer.mean_logprob)

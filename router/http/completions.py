@@ -1,0 +1,154 @@
+"""`POST /v1/completions`: texts to go on with, one or several in a request.
+
+Turns foreign JSON into `Wanted`; chunks.py turns events into foreign JSON. Knows nothing of limits but how many prompts
+a request may have.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from time import monotonic as clock
+from typing import Annotated
+
+from aiohttp import web
+from pydantic import BeforeValidator, FailFast, Field
+
+from router.errors import InvalidRequest
+from router.http.body import Foreign, Integer32, Unsigned, Unsigned32, read_body
+from router.http.chunks import DONE, Label, TextChunks, error_chunk, text_completion_json, text_usage_chunk
+from router.http.dialect import House, collected, open_stream, together
+from router.http.headers import Caller, compute, identity, timings
+from router.http.openai import StreamOptions, Texts, labelled, listed
+from router.http.sse import Pump
+from router.prompts import Names
+from router.validation import Choice, Wanted
+
+NAMES = Names(prompt="prompt", max_new_tokens="max_tokens", truncate="")
+Prompts = Annotated[list[str], FailFast(), Field(min_length=1),
+                    BeforeValidator(listed, json_schema_input_type=str | list[str])]
+
+
+class Completion(Foreign):
+    """Null means not given."""
+
+    prompt: Prompts
+    model: str | None = None
+    max_tokens: Unsigned32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: Unsigned | None = None
+    stop: Texts = Field(default_factory=list)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    suffix: str | None = None
+    n: Unsigned32 | None = None
+    best_of: Unsigned32 | None = None
+    echo: bool | None = None
+    logprobs: Unsigned32 | None = None
+    cache_salt: str | None = None
+    priority: Integer32 = 0
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def check(self, most_prompts: int) -> None:
+        """What text-generation-inference refuses."""
+        if self.suffix:
+            raise InvalidRequest("`suffix` is given, but text is only generated at the end of a prompt; leave it out",
+                                "suffix not supported")
+        if len(self.prompt) > most_prompts:
+            raise InvalidRequest(f"`prompt` must hold at most {most_prompts} texts (--max-client-batch-size), "
+                                f"got {len(self.prompt)}", "batch size exceeded")
+
+    def check_served(self) -> None:
+        """What would be answered differently from what was asked for is refused."""
+        for name in ("n", "best_of"):
+            if getattr(self, name) not in {None, 1}:
+                raise InvalidRequest(f"`{name}` must be 1, got {getattr(self, name)}; ask several times")
+        for name in ("echo", "logprobs"):
+            if getattr(self, name):
+                raise InvalidRequest(f"`{name}` is given, but completions are served without it yet; leave it out")
+
+    def wanted(self, prompt: str, caller: Caller) -> Wanted:
+        greedy = self.temperature == 0
+        return Wanted(
+            prompt=prompt,
+            names=NAMES,
+            greedy=greedy,
+            do_sample=True,
+            temperature=None if greedy else self.temperature,
+            top_p=None if self.top_p == 1 else self.top_p,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            max_new_tokens=self.max_tokens,
+            stop_strings=tuple(self.stop),
+            seed=self.seed,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            tenant=caller.tenant,
+            request_id=caller.request_id,
+            deadline=caller.deadline,
+        )
+
+
+class Completions:
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/v1/completions", self.complete)]
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        """What is wrong is told with its status on streams too: a stream begins when the requests are under way."""
+        caller = Caller.of(request, self._house.engine)
+        asked = await read_body(request, Completion)
+        asked.check(self._house.config.max_client_batch_size)
+        if not self._house.is_tgi:
+            asked.check_served()
+        choices = [choice for index, prompt in enumerate(asked.prompt)
+                   for choice in await self._house.validator.choices(asked.wanted(prompt, caller.part(index)))]
+        if asked.stream:
+            return await self._streamed(request, asked, choices, caller)
+        return await self._whole(request, choices, caller)
+
+    async def _whole(self, request: web.Request, choices: Sequence[Choice], caller: Caller) -> web.StreamResponse:
+        named, validated = self._label(), clock()
+        answers = await collected(self._house.engine, choices, caller)
+        headers = self._headers(request, choices) | timings(answers, validated - caller.came, clock() - caller.came)
+        body = text_completion_json(named, answers).encode()
+        return web.Response(body=body, headers=headers, content_type="application/json")
+
+    async def _streamed(self, request: web.Request, asked: Completion, choices: Sequence[Choice],
+                        caller: Caller) -> web.StreamResponse:
+        house, named = self._house, self._label()
+        with ExitStack() as leaving:
+            streams = [leaving.enter_context(closing(house.engine.submit(choice.request, caller.came)))
+                       for choice in choices]
+            patience = house.config.slow_client_timeout
+            async with open_stream(request, self._headers(request, choices), patience, error_chunk) as out:
+                for stream in streams:
+                    stream.cut = out.cut
+                texts = [TextChunks(named, index, len(choice.request.prompt)) for index, choice in enumerate(choices)]
+                await together(pumped(Pump(stream, text, out, house.outbox), text)
+                               for stream, text in zip(streams, texts, strict=True))
+                usage = text_usage_chunk(named, texts) if asked.wants_usage else ""
+                out.write(f"{usage}{DONE}".encode())
+            return out.response
+
+    def _headers(self, request: web.Request, choices: Sequence[Choice]) -> dict[str, str]:
+        num_characters = sum(choice.num_characters for choice in choices)
+        return compute(self._house.engine.facts, num_characters) | identity(request)
+
+    def _label(self) -> Label:
+        return labelled(self._house, "cmpl", self._house.about.name)
+
+
+async def pumped(pump: Pump, text: TextChunks) -> None:
+    """Raises the error of a text that failed, when what there was of it is written."""
+    await pump.run()
+    if text.error is not None:
+        raise text.error

@@ -1,0 +1,58 @@
+"""What clients may ask of the server itself: the model and its limits.
+
+Knows nothing of requests.
+"""
+
+import json
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import web
+
+from router.http.dialect import House
+
+
+class Facts:
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._version = version("weft")
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/info", self.info), web.get("/v1/models", self.models)]
+
+    async def info(self, _: web.Request) -> web.Response:
+        facts, config, limits = self._house.engine.facts, self._house.config, self._house.validator.limits
+        return answer({
+            "model_id": self._house.about.name,
+            "notice": self._house.about.notice or None,
+            "model_sha": None,
+            "model_pipeline_tag": None,
+            "model_dtype": facts.dtype,
+            "model_device_type": facts.device,
+            "num_shard": facts.world_size,
+            "exact": facts.exact,
+            "max_concurrent_requests": config.max_concurrent_requests,
+            "max_best_of": config.max_best_of,
+            "max_stop_sequences": config.max_stop_sequences,
+            "max_input_tokens": limits.max_input_tokens,
+            "max_total_tokens": limits.max_total_tokens,
+            "max_batch_total_tokens": facts.num_blocks * facts.block_size,
+            "max_batch_size": config.max_batch_size,
+            "waiting_served_ratio": config.waiting_served_ratio,
+            "max_waiting_tokens": config.max_waiting_tokens,
+            "validation_workers": config.validation_workers,
+            "max_client_batch_size": config.max_client_batch_size,
+            "router": "text-generation-router",  # the name of the API: clients look for it
+            "version": self._version,
+            "sha": None,
+            "docker_label": None,
+        })
+
+    async def models(self, _: web.Request) -> web.Response:
+        """One: what is served."""
+        name = self._house.about.name
+        return answer({"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": name}]})
+
+
+def answer(told: dict[str, Any]) -> web.Response:
+    return web.Response(body=json.dumps(told).encode(), content_type="application/json")

@@ -1,0 +1,77 @@
+"""The OpenAPI document of the routes.
+
+Knows nothing of what routes mean: catalog.py says that, and the types of the bodies say what they may hold.
+"""
+
+from importlib.metadata import version
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from router.http.catalog import SECTIONS, Entry
+
+REFERENCE = "#/components/schemas/{model}"
+LICENSE = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
+ERROR = {"type": "object", "required": ["error", "error_type"],
+         "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}}}
+REFUSALS = {
+    "400": "The body is no JSON.",
+    "401": "A key is needed.",
+    "408": "Its time ran out before it had a token.",
+    "413": "The body is too long.",
+    "415": "The body is not sent as JSON.",
+    "422": "Something in it is not as it must be.",
+    "424": "It failed while it was generated.",
+    "429": "There is no room for it now.",
+    "503": "No shards are ready.",
+}
+
+
+def document() -> dict[str, Any]:
+    entries = [entry for section in SECTIONS.values() for entry in section]
+    bodies = list(dict.fromkeys(entry.body for entry in entries if entry.body is not None))
+    _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=REFERENCE)
+    paths: dict[str, dict[str, Any]] = {}
+    for title, section in SECTIONS.items():
+        for entry in section:
+            paths.setdefault(entry.path, {})[entry.method.lower()] = operation(entry, title)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "weft", "version": version("weft"), "license": LICENSE,
+                 "description": "Serves large language models, as text-generation-inference does."},
+        "paths": paths,
+        "components": {"schemas": {**schemas["$defs"], "Error": ERROR},
+                       "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
+    }
+
+
+def operation(entry: Entry, title: str) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "summary": entry.summary, "tags": [title], "operationId": operation_id(entry), "responses": answers(entry)}
+    if entry.body is not None:
+        schema = {"$ref": REFERENCE.format(model=entry.body.__name__)}
+        described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if "{id}" in entry.path:
+        described["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return described
+
+
+def operation_id(entry: Entry) -> str:
+    words = "".join(letter if letter.isalnum() else " " for letter in entry.path).split()
+    return "_".join([entry.method.lower(), *words])
+
+
+def answers(entry: Entry) -> dict[str, Any]:
+    kinds = [entry.answer] * bool(entry.answer) + ["text/event-stream"] * entry.streams
+    good: dict[str, Any] = {"description": "As asked."}
+    if kinds:
+        good["content"] = {kind: {} for kind in kinds}
+    bad = REFUSALS if entry.body is not None else {code: REFUSALS[code] for code in ("401", "503")}
+    if "{id}" in entry.path:
+        bad = {**bad, "404": "There is no such request."}
+    return {"200": good, **{code: refusal(text) for code, text in bad.items()}}
+
+
+def refusal(text: str) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": {"$ref": REFERENCE.format(model="Error")}}}}

@@ -1,0 +1,103 @@
+"""Answers that may hold thoughts and calls of tools as OpenAI's JSON: chunks of a stream, or a whole message.
+
+Knows nothing of how models write such things: speech.py reads it.
+"""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from json.encoder import encode_basestring_ascii as quoted
+
+from router.http.chunks import Chunks, Extras, Label, Words, chat_json
+from router.http.rendering import Answer
+from router.request import FinishReason
+from router.speech import Call, Part, Reader, Said, Thought, joined
+from router.stream import FinishedEvent, TokenEvent
+
+OVER = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_STRING})
+
+
+def reason_of(end: FinishedEvent, num_calls: int, words: Words) -> str:
+    return words.calls if num_calls and end.reason in OVER else words.whole[end.reason]
+
+
+def call_json(call: Call, index: int | None = None) -> str:
+    """In a stream calls are counted. `description` is what some clients look for."""
+    place = "" if index is None else f'"index":{index},'
+    return (f'{{{place}"id":"call_{secrets.token_hex(12)}","type":"function","function":{{"description":null,'
+            f'"name":{quoted(call.name)},"arguments":{quoted(call.arguments)}}}}}')
+
+
+def thought_json(text: str) -> str:
+    """Clients know it under either name."""
+    return f'"reasoning":{quoted(text)},"reasoning_content":{quoted(text)}'
+
+
+def spoken_json(label: Label, answer: Answer, extras: Extras, reader: Reader) -> str:
+    parts = joined([*(part for piece in raw_pieces(answer) for part in reader.feed(piece)), *reader.finish()])
+    calls = [call_json(part) for part in parts if isinstance(part, Call)]
+    message = json_object(['"role":"assistant"', *fields(parts), *[f'"tool_calls":[{",".join(calls)}]'] * bool(calls)])
+    return chat_json(label, answer, extras, message, reason_of(answer.end, len(calls), label.words))
+
+
+def fields(parts: Sequence[Part]) -> Iterator[str]:
+    """Of a message, without its calls. Blanks around a text belong to what stood between it and them."""
+    text = "".join(part.text for part in parts if isinstance(part, Said)).strip()
+    thought = "".join(part.text for part in parts if isinstance(part, Thought)).strip()
+    if text or not any(isinstance(part, Call) for part in parts):
+        yield f'"content":{quoted(text)}'
+    if thought:
+        yield thought_json(thought)
+
+
+def json_object(given: Sequence[str]) -> str:
+    return f"{{{','.join(given)}}}"
+
+
+def raw_pieces(answer: Answer) -> Iterator[str]:
+    """Special tokens too, and of the last one what is visible."""
+    tokens, last = answer.tokens[:-1], next(reversed(answer.tokens), None)
+    yield from (token.text for token in tokens)
+    yield raw(answer.end.text[sum(len(token.text) for token in tokens if not token.special):], last)
+
+
+class SpokenChunks(Chunks):
+    """A call is told in one piece, when it is whole."""
+
+    __slots__ = ("_num_calls", "_reader", "_role")
+
+    def __init__(self, label: Label, num_prompt_tokens: int, extras: Extras, reader: Reader) -> None:
+        super().__init__(label, num_prompt_tokens, extras)
+        self._reader = reader
+        self._num_calls = 0
+        self._role = '"role":"assistant"'  # only the first chunk tells it
+
+    def _chunk(self, text: str, token: TokenEvent | None, /) -> str:
+        return self._told(self._reader.feed(raw(text, token)), token)
+
+    def _end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
+        told = self._told([*self._reader.feed(raw(text, token)), *self._reader.finish()], token)
+        reason = reason_of(event, self._num_calls, self._words)
+        return told + self._delta("", None, f'"{reason}"') + self._after(event.num_tokens)
+
+    def _told(self, parts: Sequence[Part], token: TokenEvent | None) -> str:
+        deltas = [self._field(part) for part in parts]
+        if not deltas and token is not None and self._extras.logprobs:
+            deltas = [""]
+        return "".join(self._delta(delta, None if place else token) for place, delta in enumerate(deltas))
+
+    def _field(self, part: Part) -> str:
+        if isinstance(part, Call):
+            self._num_calls += 1
+            return f'"tool_calls":[{call_json(part, self._num_calls - 1)}]'
+        return f'"content":{quoted(part.text)}' if isinstance(part, Said) else thought_json(part.text)
+
+    def _delta(self, content: str, token: TokenEvent | None, reason: str = "null") -> str:
+        delta = json_object([given for given in (self._role, content) if given])
+        self._role = ""
+        return (f'{self._begin}{{"index":0,"delta":{delta},"logprobs":{self._told_of(token)},'
+                f'"finish_reason":{reason}}}],"usage":null}}\n\n')
+
+
+def raw(text: str, token: TokenEvent | None) -> str:
+    """With the name of a special token, which is no part of the text."""
+    return text + token.text if token is not None and token.special else text

@@ -1,0 +1,36 @@
+"""Every documented route exists, and every route that exists is documented."""
+
+from router.config import RouterConfig
+from router.http.catalog import SECTIONS
+from router.http.keys import OPEN_TO_ALL
+
+ENTRIES = {(entry.method, entry.path): entry for section in SECTIONS.values() for entry in section}
+ALONE = {"/metrics"} - {path for _, path in ENTRIES}  # served elsewhere
+
+
+def routes_of(client):
+    routes = client.app.router.routes()
+    return {(route.method, route.resource.canonical) for route in routes if route.method != "HEAD"}
+
+
+def test_the_catalog_has_the_routes_there_are(serve):
+    async def scenario(client, _):
+        assert routes_of(client) == set(ENTRIES)
+    serve(scenario)
+
+
+def test_without_a_key_nothing_is_generated_nor_told_of_anybody(serve):
+    """Whoever adds a route finds it closed; what is open stands in a list."""
+    shut = {(method, path) for method, path in ENTRIES if method != "GET" or path not in OPEN_TO_ALL}
+    assert {path for method, path in shut if method == "GET"} == {"/v1/requests/{id}/explain"}
+    assert {path for _, path in ENTRIES} >= OPEN_TO_ALL - ALONE
+
+
+def test_every_closed_route_asks_for_a_key(serve):
+    async def scenario(client, engine):
+        for method, path in routes_of(client):
+            answer = await client.request(method, path.replace("{id}", "x"), json={"inputs": "x"})
+            is_open = method == "GET" and path in OPEN_TO_ALL
+            assert (answer.status == 401) != is_open, (method, path)
+        assert not engine.requests
+    serve(scenario, config=RouterConfig(api_key="sk-one"))

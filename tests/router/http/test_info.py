@@ -1,0 +1,35 @@
+"""What the server tells of itself."""
+
+import pytest
+
+from router.config import RouterConfig
+from router.http.dialect import About
+
+
+@pytest.mark.parametrize(("about", "told"), [
+    (About(), ("loom", None)), (About("weft/demo"), ("weft/demo", None)), (About("a", "is old"), ("a", "is old"))])
+def test_it_tells_the_name_and_what_users_should_know_of_a_model(serve, about, told):
+    async def scenario(client, _):
+        info = await (await client.get("/info")).json()
+        assert (info["model_id"], info["notice"]) == told
+    serve(scenario, about=about)
+
+
+def test_it_tells_model_and_effective_limits(serve):
+    async def scenario(client, engine):
+        info = await (await client.get("/info")).json()
+        assert [info[name] for name in ("model_id", "model_dtype", "model_device_type", "num_shard")] == [
+            "loom", "float32", "cpu", 1]
+        assert (info["max_input_tokens"], info["max_total_tokens"]) == (1599, 1600)
+        assert [info[name] for name in (
+            "max_best_of", "max_stop_sequences", "validation_workers", "max_client_batch_size")] == [2, 4, 1, 3]
+        assert {"model_sha", "model_pipeline_tag", "max_concurrent_requests", "router", "version", "sha",
+                "docker_label"} <= set(info)
+    serve(scenario, config=RouterConfig(validation_workers=1, max_client_batch_size=3))
+
+
+def test_the_model_is_listed_as_clients_of_openai_expect_it(serve):
+    async def scenario(client, _):
+        assert await (await client.get("/v1/models")).json() == {"object": "list", "data": [
+            {"id": "a/b", "object": "model", "created": 0, "owned_by": "a/b"}]}
+    serve(scenario, about=About("a/b"))

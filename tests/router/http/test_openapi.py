@@ -1,0 +1,32 @@
+"""The OpenAPI document: whole, and true of what bodies are taken."""
+
+import json
+
+from router.http.openapi import document
+
+DOCUMENT = document()
+TEXT = json.dumps(DOCUMENT)
+
+
+def test_every_reference_leads_somewhere():
+    names = {part.partition('"')[0] for part in TEXT.split("#/components/schemas/")[1:]}
+    assert names == set(DOCUMENT["components"]["schemas"])
+
+
+def test_every_operation_has_a_name_of_its_own():
+    operations = [operation for path in DOCUMENT["paths"].values() for operation in path.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+    assert all(operation["summary"] and "200" in operation["responses"] for operation in operations)
+
+
+def test_bodies_are_described_as_they_are_taken():
+    schemas = DOCUMENT["components"]["schemas"]
+    assert schemas["Generate"]["required"] == ["inputs"]
+    assert {kind["type"] for kind in schemas["ChatRequest"]["properties"]["stop"]["anyOf"]} == {
+        "string", "array", "null"}
+    assert {kind["type"] for kind in schemas["Completion"]["properties"]["prompt"]["anyOf"]} == {"string", "array"}
+
+
+def test_routes_that_stream_say_so():
+    content = DOCUMENT["paths"]["/generate_stream"]["post"]["responses"]["200"]["content"]
+    assert "text/event-stream" in content
