@@ -1,16 +1,17 @@
 """The command line `weft`: flags in, one line out when something is wrong.
 
-The only place where environment variables count. Knows no setting by its meaning.
+With launcher/foreign/commands.py the only place where environment variables count. Knows no setting by its meaning.
 """
 
 import asyncio
 import inspect
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -24,11 +25,14 @@ from launcher.banner import banner
 from launcher.environment import hub_cache, hub_token, large_pages, machine_file, record_folder
 from launcher.fetch import Order, fetch, order, what_is_missing
 from launcher.folder import server_folder
+from launcher.foreign.migrate import migrated
 from launcher.model import BOX, DEMO, Model, cached, find_model
 from launcher.plan import make_plan, python_module
 from launcher.processes import Failed, bind, serve
 from launcher.settings import GROUPS, POSITIONAL, LaunchConfig, Setting, make_configs
-from router.config import API_KEY
+from launcher.voice import PLAIN, Voice
+from router.config import API_KEY, RouterConfig
+from shard.config import ShardConfig
 
 LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
 
@@ -47,20 +51,28 @@ def parameter(setting: Setting, group: Group, *, variables: bool = True) -> insp
 def serve_command(*words: str, **given: Any) -> None:
     """Serve a model over HTTP. Without a name it is a small one that comes with weft, for a first try."""
     launch, router, shard = make_configs(with_own_settings({**dict(zip(POSITIONAL, words, strict=False)), **given}))
+    voice = Voice(as_json=launch.json_output)
+    with in_one_line(voice):
+        run_server(launch, router, shard, voice)
+
+
+def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, voice: Voice) -> None:
     missing = what_is_missing(launch.model_id, launch.revision, os.environ, client())
-    check_readable(router.api_keys)
+    check_readable(router.api_keys, "--api-keys")
+    check_readable(router.tokenizer_config_path, "--tokenizer-config-path")
     shard = replace(shard, memory=str(machine_file(os.environ, version("weft"))))
     with bind(router.hostname, router.port) as listener:
         model = find_or_fetch(launch, missing)
 
         def greet(served: dict[str, Any]) -> None:
             keyed = bool(router.api_key or router.api_keys)
-            print(banner(listener, launch.num_shard, model, served, keyed=keyed), flush=True)
+            voice.greet(banner(listener, launch.num_shard, model, served, keyed=keyed))
 
         with server_folder() as folder:
             plan = make_plan(router, shard, launch.num_shard, checked(folder), model,
-                             environment=large_pages(os.environ), record_folder=str(record_folder(os.environ)))
-            asyncio.run(serve(plan, listener, greet, router.shutdown_timeout))
+                             environment=large_pages(os.environ), record_folder=str(record_folder(os.environ)),
+                             logs=launch.logs)
+            asyncio.run(serve(plan, listener, greet, router.shutdown_timeout, voice))
 
 
 def with_own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +88,7 @@ def client() -> str:
 
 def find_or_fetch(launch: LaunchConfig, missing: Order | None) -> Model:
     if missing:
-        fetch(missing, hub_token(os.environ))
+        fetch(replace(missing, as_json=launch.json_output), hub_token(os.environ))
     return find_model(launch.model_id, launch.revision, hub_cache(os.environ))
 
 
@@ -113,13 +125,13 @@ def left_to_the_child(number: signal.Signals) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def check_readable(api_keys: str) -> None:
-    """The router reads the keys when the model is loaded, which is late to hear of a name that was mistyped."""
+def check_readable(path: str, flag: str) -> None:
+    """The router reads it when the model has been found, which is late to hear of a name that was mistyped."""
     try:
-        if api_keys:
-            os.close(os.open(api_keys, os.O_RDONLY))
+        if path:
+            os.close(os.open(path, os.O_RDONLY))
     except OSError as error:
-        raise Failed(f"cannot read {api_keys} (--api-keys): {error.strerror}") from error
+        raise Failed(f"cannot read {path} ({flag}): {error.strerror}") from error
 
 
 def checked(folder: str) -> str:
@@ -166,6 +178,11 @@ def doctor_command(*words: str, json: Annotated[bool, Parameter(help="As JSON, f
     raise SystemExit(doctor.run(order, os.environ, as_json=json))
 
 
+def migrate_command(*line: Annotated[str, Parameter(help="What is run today; begin with -- before it.")]) -> None:
+    """What `weft serve` is to be told instead of a command line of text-generation-launcher, and what is left out."""
+    print(migrated(line, os.environ))
+
+
 def run_module(name: str, secrets: Mapping[str, str] | None = None, /, **order: Any) -> NoReturn:
     """What is secret goes by variables: whoever lists processes sees arguments."""
     command, environment = [*python_module(name), json.dumps(order)], {**os.environ, **(secrets or {})}
@@ -201,25 +218,37 @@ def make_app() -> App:
     app.command(tune_command, name="tune")
     doctor_command.__signature__ = inspect.Signature(examined())  # type: ignore[attr-defined]
     app.command(doctor_command, name="doctor")
+    app.command(migrate_command, name="migrate")
     return app
 
 
-def fail(message: str, code: int) -> NoReturn:
-    print(f"weft: {' '.join(message.split())}", file=sys.stderr)
+def fail(voice: Voice, message: str, code: int) -> NoReturn:
+    voice.say(" ".join(message.split()), logging.ERROR)
     raise SystemExit(code)
 
 
-def main() -> None:
+@contextmanager
+def in_one_line(voice: Voice = PLAIN) -> Iterator[None]:
+    """Whatever goes wrong is told in one line, with an exit code."""
     try:
-        make_app()(sys.argv[1:], exit_on_error=False, print_error=False)
+        yield
     except (CycloptsError, ValueError) as error:
-        fail(str(error), 2)
+        fail(voice, str(error), 2)
     except Failed as error:
-        fail(str(error), error.code)
+        fail(voice, str(error), error.code)
     except OSError as error:  # such as no space left for the folder of the sockets
-        fail(str(error), 1)
+        fail(voice, str(error), 1)
     except KeyboardInterrupt:  # before the children are there to be stopped in order
         raise SystemExit(130) from None
+
+
+def run(words: Sequence[str]) -> None:
+    with in_one_line():
+        make_app()(words, exit_on_error=False, print_error=False)
+
+
+def main() -> None:
+    run(sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,18 @@
-"""Writes docs/configuration.md from the settings. `python -P -m launcher.configuration`; `--check` only compares."""
+"""Writes docs/configuration.md from the settings, and the end of docs/migrating.md from the table of foreign flags.
+
+`python -P -m launcher.configuration`; `--check` only compares.
+"""
 
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from launcher.foreign.page import rows
+from launcher.foreign.tgi import TGI
 from launcher.settings import GROUPS, Setting
 
-PAGE = Path("docs/configuration.md")
+PAGE, MIGRATING = Path("docs/configuration.md"), Path("docs/migrating.md")
+TABLE_FOLLOWS = "<!-- Written by `make docs` from launcher/foreign/tgi.py; change that. -->\n"
 HEAD = """\
 <!-- Written by `make docs` from the fields of the config dataclasses; change those. -->
 # Settings
@@ -29,7 +35,7 @@ def code(text: str) -> str:
 
 def default(setting: Setting) -> str:
     value = setting.field.default
-    return "" if value is None or value == "" else code(str(value).lower() if isinstance(value, bool) else f"{value}")
+    return "" if value in {None, "", ()} else code(str(value).lower() if isinstance(value, bool) else f"{value}")
 
 
 def bounds(setting: Setting) -> str:
@@ -57,11 +63,17 @@ def page() -> str:
     return "\n".join([HEAD, *parts])
 
 
+def migrating() -> str:
+    """As it stands, but for the table at the end."""
+    return MIGRATING.read_text().partition(TABLE_FOLLOWS)[0] + TABLE_FOLLOWS + "\n".join(rows(TGI)) + "\n"
+
+
 def main() -> None:
-    if "--check" not in sys.argv:
-        PAGE.write_text(page())
-    elif not PAGE.exists() or PAGE.read_text() != page():
-        raise SystemExit(f"{PAGE} is stale: make docs")
+    for path, text in ((PAGE, page()), (MIGRATING, migrating())):
+        if "--check" not in sys.argv:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            raise SystemExit(f"{path} is stale: make docs")
 
 
 if __name__ == "__main__":

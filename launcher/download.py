@@ -7,6 +7,7 @@ files a server needs, and not how they travel.
 
 import errno
 import json
+import logging
 import os
 import shutil
 import sys
@@ -26,6 +27,7 @@ from launcher.model import INDEX, SINGLE, check_names, find_model, promised
 from launcher.patience import PAUSES, Patience
 from launcher.screen import Screen
 from launcher.transfer import NotDownloaded, Transfer
+from launcher.voice import Voice
 
 NEEDED = frozenset({
     INDEX, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -168,10 +170,9 @@ def leave_with_parent() -> None:
     os._exit(1)
 
 
-def end(message: str, code: int) -> NoReturn:
+def end(voice: Voice, message: str, code: int) -> NoReturn:
     """At once: a thread that waits for the Hub is not waited for."""
-    sys.stderr.write(f"weft: {' '.join(message.split())}\n")
-    sys.stderr.flush()
+    voice.say(" ".join(message.split()), logging.ERROR)
     os._exit(code)
 
 
@@ -179,12 +180,13 @@ def main() -> None:
     order = Order(**json.loads(sys.argv[1]))
     token = sys.stdin.readline().strip()
     threading.Thread(target=leave_with_parent, daemon=True).start()
+    voice = Voice(as_json=order.as_json)
     try:
-        Download(order, token, Screen(sys.stderr, time.monotonic, quiet=order.quiet), time.monotonic).run()
+        Download(order, token, Screen(voice.screen(), time.monotonic, quiet=order.quiet), time.monotonic).run()
     except ValueError as error:
-        end(str(error), 2)
+        end(voice, str(error), 2)
     except (NotDownloaded, Unreachable) as error:
-        end(str(error), 1)
+        end(voice, str(error), 1)
     os._exit(0)
 
 

@@ -27,6 +27,7 @@ class Order:
     client: str  # what we call ourselves at the Hub
     quiet: bool = False
     no_folder: str = ""  # where there is none, if the user may have meant one
+    as_json: bool = False  # how to tell what happens
 
 
 def what_is_missing(name: str, revision: str, environment: Mapping[str, str], client: str) -> Order | None:

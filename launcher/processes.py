@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any
 from launcher.deaths import MOST, PAUSES, WINDOW, Deaths
 from launcher.plan import Child, Plan
 from launcher.progress import Display
+from launcher.voice import PLAIN, Voice
 
 MARGIN = 5.0  # seconds for a child to leave, beyond those in which it may finish its work
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -146,13 +146,14 @@ class Server:
     """The processes of a plan while it is served. Shards live and die together; the router is replaced alone."""
 
     def __init__(self, plan: Plan, listener: socket.socket, parent_fd: int, on_ready: Callable[[dict[str, Any]], None],
-                 *, display: Display, pauses: Sequence[float] = PAUSES) -> None:
+                 *, display: Display, voice: Voice = PLAIN, pauses: Sequence[float] = PAUSES) -> None:
         """`on_ready` hears once what the router told of what it serves."""
         self._plan = plan
         self._listener = listener
         self._parent_fd = parent_fd
         self._on_ready = on_ready
         self._display = display
+        self._voice = voice
         # Whatever became of the shards, the first router that dies is replaced at once: it costs little.
         self._deaths_of_shards, self._deaths_of_router = Deaths(pauses), Deaths((0.0, *pauses))
         self._shards: list[Process] = []
@@ -212,7 +213,7 @@ class Server:
         """The router is the judge of shards that live and do not work; that they are dead is noticed as ever."""
         if not self._loaded.is_set():
             return  # they are being replaced already: those that are there now are not meant
-        print(f"weft: the shards do not work: {why}", file=sys.stderr)
+        self._voice.warn(f"the shards do not work: {why}")
         for shard in self._shards:
             shard.send(signal.SIGKILL)
 
@@ -224,7 +225,7 @@ class Server:
         pause = deaths.pause(time.monotonic())
         if pause is None:
             raise GaveUp(f"{dead.how()}; that was death number {MOST} within {WINDOW / 60:.0f} minutes, giving up")
-        print(f"weft: {dead.how()}; starting {replaced} again", file=sys.stderr)
+        self._voice.warn(f"{dead.how()}; starting {replaced} again")
         await asyncio.sleep(pause)
 
     async def stop(self, seconds: float) -> None:
@@ -268,10 +269,10 @@ def bound(listener: socket.socket, address: tuple[Any, ...]) -> socket.socket:
 
 
 async def serve(plan: Plan, listener: socket.socket, on_ready: Callable[[dict[str, Any]], None],
-                seconds_to_finish: float) -> None:
+                seconds_to_finish: float, voice: Voice = PLAIN) -> None:
     """Serve until a signal asks to stop; a second signal ends everything at once. Raises Failed."""
     parent_fd, held_open = os.pipe()
-    server = Server(plan, listener, parent_fd, on_ready, display=Display(sys.stderr))
+    server = Server(plan, listener, parent_fd, on_ready, display=Display(voice.screen()), voice=voice)
     keep = asyncio.create_task(server.keep())
     stop_on_signals(keep, server)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, server.record)

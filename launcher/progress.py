@@ -3,7 +3,8 @@ now and then. A short start leaves no trace in a log. Knows no child and nothing
 """
 
 import asyncio
-from typing import TextIO
+
+from launcher.voice import Out
 
 PHASES = ("load", "check", "warm-up")
 REDRAW, REPEAT = 0.1, 5.0  # seconds between two looks, on a terminal and in a log
@@ -33,7 +34,7 @@ class Start:
 
 
 class Display:
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: Out) -> None:
         self._out = out
         self._redraws = out.isatty()
         self._start = Start()

@@ -6,9 +6,9 @@ Knows not what it shows.
 import shutil
 from collections.abc import Callable
 from threading import Lock
-from typing import TextIO
 
 from launcher.meter import Meter
+from launcher.voice import Out
 
 BETWEEN_LINES = 10.0  # seconds
 CLEAR = "\r\x1b[K"
@@ -18,7 +18,7 @@ class Screen:
     """Threads may talk at the same time, and say the same one after the other. `quiet`: what is said is shown, how far
     it is is not."""
 
-    def __init__(self, target: TextIO, clock: Callable[[], float], *, quiet: bool) -> None:
+    def __init__(self, target: Out, clock: Callable[[], float], *, quiet: bool) -> None:
         self._target, self._clock, self._quiet = target, clock, quiet
         self._redraws = target.isatty()
         self._drawn = False  # the cursor stands behind a bar

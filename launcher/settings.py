@@ -10,13 +10,15 @@ from typing import Any, get_type_hints
 from launcher.model import DEMO
 from router.config import RouterConfig, check_settings, setting
 from shard.config import ShardConfig, SimulatedConfig
+from shard.logs import LEVELS, Logs
 
 # Flags of text-generation-inference that mean the same here: their variables work under TGI's names too.
 TGI_FLAGS = frozenset({
     "hostname", "port", "num_shard", "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens",
-    "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size",
+    "max_client_batch_size", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens",
+    "max_batch_total_tokens", "max_batch_size",
     "api_key", "waiting_served_ratio", "max_waiting_tokens", "payload_limit", "validation_workers",
-    "model_id", "revision", "dtype"})
+    "model_id", "revision", "dtype", "json_output", "cors_allow_origin", "tokenizer_config_path"})
 FOREIGN_VARIABLES = frozenset({
     "HOSTNAME",   # shells and containers set it to the name of the machine
     "WEFT_PORT",  # Kubernetes sets it, to a URL, for every pod beside a service called weft
@@ -24,7 +26,7 @@ FOREIGN_VARIABLES = frozenset({
 POSITIONAL = ("model_id",)  # may stand without their flag, in this order
 ALIASES: Mapping[str, tuple[str, ...]] = {"num_shard": ("--num-shards",), "port": ("-p",)}
 GIVEN_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "parent_fd", "step_log", "simulated",
-                               "model", "meeting_point", "memory", "progress"})
+                               "model", "meeting_point", "memory", "progress", "logs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +37,15 @@ class LaunchConfig:
         "told otherwise; weft/simulated is none, and answers with made-up words.")
     revision: str = setting("main", "Branch, tag or commit of a model of the Hub.")
     num_shard: int = setting(1, "Shards that share the model, each a process.", low=1, high=64)
+    json_output: bool = setting(False, "Log as JSON, an object on each line, for programs that collect logs.")
+    log_level: str = setting("info", "The least that is logged.", choices=LEVELS)
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+    @property
+    def logs(self) -> Logs:
+        return Logs(self.log_level, self.json_output)
 
 
 @dataclass(frozen=True, slots=True)

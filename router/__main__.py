@@ -2,23 +2,22 @@
 
 The JSON object holds `config` (the fields of RouterConfig), `shards` (their addresses, by rank), for a real model its
 name (`model`) and where its files are (`folder`), where to write recordings (`record_folder`), the files in which the
-shards write how far their start has come (`progress`), and three descriptors that the process may have inherited:
-`listen_fd`, a bound socket; `ready_fd`, which gets `ready PORT JSON`, with what the banner tells of the shards, or
-`failed WHY`, and at any time `broken WHY` when the shards should be replaced; `parent_fd`, whose end-of-file says that
-the parent is gone. Only the key that clients must send comes by a variable, WEFT_API_KEY.
+shards write how far their start has come (`progress`), how to log (`logs`), and three descriptors that the process may
+have inherited: `listen_fd`, a bound socket; `ready_fd`, which gets `ready PORT JSON`, with what the banner tells of the
+shards, or `failed WHY`, and at any time `broken WHY` when the shards should be replaced; `parent_fd`, whose end-of-file
+says that the parent is gone. Only the key that clients must send comes by a variable, WEFT_API_KEY.
 """
 
 import asyncio
 import gc
 import json
-import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from router.config import API_KEY, RouterConfig
 from router.engine import Engine
 from router.health import LEAVING
 from router.http.app import create_app, create_door
+from router.http.cors import allow_origins
 from router.http.dialect import About
 from router.http.health import Probes
 from router.http.server import Door, Server, listen
@@ -40,6 +40,7 @@ from router.startup import Startup
 from router.tenants import Keys
 from router.tokenizer import Tokenizer, byte_tokenizer
 from router.validation import Validator
+from shard.logs import Logs, start_logging
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MOMENT = 10.0  # seconds for which clients wait while a router is replaced
@@ -62,14 +63,16 @@ class Order:
     parent_fd: int = -1
     record_folder: str = ""  # where recordings are written; without one nothing is recorded
     progress: tuple[str, ...] = ()  # the files in which the shards write how far they are
+    logs: Logs = field(default_factory=Logs)
 
     @classmethod
     def from_json(cls, text: str, api_key: str = "") -> "Order":
         """The key comes beside: it is no argument of the process, since others see those."""
         given: dict[str, Any] = json.loads(text)
-        config = RouterConfig(**{"api_key": api_key, **given["config"]})
+        origins = tuple(given["config"].get("cors_allow_origin", ()))
+        config = RouterConfig(**{"api_key": api_key, **given["config"], "cors_allow_origin": origins})
         lists = {name: tuple(given.get(name, ())) for name in ("shards", "progress")}
-        return cls(**given | {"config": config} | lists)
+        return cls(**given | {"config": config, "logs": Logs(**given.get("logs", {}))} | lists)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +82,19 @@ class Entrance:
     listener: socket.socket
     door: Door
     keys: Keys
+    origins: tuple[str, ...]
 
     @classmethod
     def of(cls, order: Order) -> "Entrance":
         keys = Keys.of(order.config)
         given = socket.socket(fileno=order.listen_fd) if order.listen_fd >= 0 else None
         listener = given or listen(order.config.hostname, order.config.port)
-        return cls(listener, Door(listener), keys)
+        return cls(listener, Door(listener), keys, order.config.cors_allow_origin)
 
     async def shut(self, engine: Engine, startup: StartupTold = lambda: None) -> None:
-        await self.door.shut(create_door(Probes(engine.ailment, startup), self.keys))
+        door = create_door(Probes(engine.ailment, startup), self.keys)
+        allow_origins(door, self.origins)
+        await self.door.shut(door)
 
     async def close(self) -> None:
         await self.door.open()
@@ -123,7 +129,7 @@ class Running:
 async def start(order: Order) -> Running:
     entrance = Entrance.of(order)
     try:
-        files = text_files(order.folder)
+        files = text_files(order.folder, order.config.tokenizer_config_path)
         shards = Shards(order.shards, order.config.shard_transport)
         shelf = Shelf(Path(order.record_folder), order.config) if order.record_folder else None
         engine = Engine(order.config, shards, files[0], lambda why: tell(order.ready_fd, f"broken {why}"), shelf)
@@ -137,11 +143,11 @@ async def start(order: Order) -> Running:
     return running
 
 
-def text_files(folder: str) -> TextFiles:
+def text_files(folder: str, tokenizer_config: str = "") -> TextFiles:
     """Read first, so that what makes no sense is told at once. Without a folder those of the simulated model."""
     if not folder:
         return byte_tokenizer(), plain_template()
-    return read_tokenizer(Path(folder)), read_chat_template(Path(folder))
+    return read_tokenizer(Path(folder)), read_chat_template(Path(folder), tokenizer_config)
 
 
 async def start_engine(engine: Engine, entrance: Entrance, startup: Startup) -> None:
@@ -252,9 +258,10 @@ def tell(ready_fd: int, line: str) -> None:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s router %(levelname)s %(message)s")
+    order = Order.from_json(sys.argv[1], os.environ.get(API_KEY, ""))
+    start_logging("router", order.logs)
     with suppress(asyncio.CancelledError):
-        raise SystemExit(uvloop.run(serve(Order.from_json(sys.argv[1], os.environ.get(API_KEY, "")))))
+        raise SystemExit(uvloop.run(serve(order)))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,11 @@
 Knows nothing of how a setting is given; `launcher/cli.py` makes flags of the fields.
 """
 
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/,]+", re.IGNORECASE)
 API_KEY = "WEFT_API_KEY"  # the variable in which a router finds its key: its arguments are seen by others
 
 
@@ -26,6 +28,9 @@ class RouterConfig:
     api_keys: str = setting(
         "", "JSON file with the keys that clients may send: for each its tenant, with weight and limits. The page of "
         "the router shows one.")
+    cors_allow_origin: tuple[str, ...] = setting(
+        (), "Website whose pages may ask this server from a browser, such as https://chat.example.org, or * for all; "
+        "may be given several times. By default none.")
     max_concurrent_requests: int = setting(
         128, "Requests in the house, waiting and running; the next one is refused with 429.", low=1)
     max_queue_requests: int | None = setting(
@@ -70,6 +75,8 @@ class RouterConfig:
     look_ahead: int = setting(2, "Steps that may be on their way to the shards at once.", low=1, high=2)
     block_size: int = setting(16, "Token places in a cache block, a multiple of 16.", low=16)
     payload_limit: int = setting(2_000_000, "Most bytes in the body of a request.", low=1)
+    tokenizer_config_path: str = setting(
+        "", "File like tokenizer_config.json whose `chat_template` is used instead of the model's own.")
     slow_client_buffer: int = setting(
         262_144, "Bytes that are kept for a client that does not read; its request pauses beyond.", low=4096)
     slow_client_timeout: float = setting(
@@ -97,6 +104,13 @@ class RouterConfig:
         if self.max_input_tokens and self.max_total_tokens and self.max_input_tokens >= self.max_total_tokens:
             raise ValueError(f"--max-input-tokens ({self.max_input_tokens}) must be below --max-total-tokens "
                              f"({self.max_total_tokens}): a request generates at least one token")
+        if self.max_batch_total_tokens and (self.max_total_tokens or 0) > self.max_batch_total_tokens:
+            raise ValueError(f"--max-total-tokens ({self.max_total_tokens}) must be at most --max-batch-total-tokens "
+                             f"({self.max_batch_total_tokens}): the cache has to hold a whole request")
+        for origin in self.cors_allow_origin:
+            if not ORIGIN.fullmatch(origin):
+                raise ValueError("--cors-allow-origin must be * or an origin without a path, such as "
+                                 f"https://chat.example.org, got {origin}")
 
 
 def check_settings(config: Any) -> None:

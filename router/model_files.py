@@ -5,6 +5,7 @@ Knows nothing of weights. Everything else about the model is what the shards say
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,11 @@ def content(given: Any) -> Any:
     return given.get("content") if isinstance(given, dict) else given
 
 
-def read_chat_template(folder: Path) -> ChatTemplate | None:
+def read_chat_template(folder: Path, instead: str = "") -> ChatTemplate | None:
     """The first of three files that has one, as transformers writes it today and as it did before; none is an answer
-    too: the model is not made for chats."""
+    too: the model is not made for chats. `instead` names a file that is read instead of all of them."""
+    if instead:
+        return template_of(Path(instead), folder)
     source = (read_source(folder / "chat_template.jinja") or named_source(folder / "chat_template.json")
               or named_source(folder / "tokenizer_config.json"))
     return ChatTemplate(source, special_texts(folder), read_shape(folder)) if source else None
@@ -86,6 +89,14 @@ def read_shape(folder: Path) -> Shape | None:
     if given is not None and not (isinstance(given, dict) and isinstance(given.get("start_anchor"), str)):
         raise ValueError(f"`response_template` in {path} must be an object with a `start_anchor`")
     return given
+
+
+def template_of(path: Path, folder: Path) -> ChatTemplate:
+    """The special tokens that the file does not name are those of the folder."""
+    source = named_source(path)
+    if not source:
+        raise ValueError(f"{path} (--tokenizer-config-path) has no `chat_template`")
+    return ChatTemplate(source, special_texts(folder) | texts_of([read_object(path)]), read_shape(folder))
 
 
 def read_source(path: Path) -> str:
@@ -108,7 +119,11 @@ def named_source(path: Path) -> str:
 
 def special_texts(folder: Path) -> dict[str, str]:
     """In older folders they stand in a file of their own."""
-    files = read_object(folder / "special_tokens_map.json"), read_object(folder / "tokenizer_config.json")
+    return texts_of([read_object(folder / "special_tokens_map.json"), read_object(folder / "tokenizer_config.json")])
+
+
+def texts_of(files: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """The later file counts."""
     found = {name: content(file.get(name)) for file in files for name in SPECIAL_TOKENS if file.get(name) is not None}
     return {name: text for name, text in found.items() if isinstance(text, str)}
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from shard.faults import Faults
+from shard.logs import Logs
 
 
 def setting(default: Any, help_text: str, *, low: float | None = None, high: float | None = None,
@@ -86,6 +87,7 @@ class ShardConfig:
         "default 0.9; on CPU of what is available once the model is loaded, for all shards together, by default 0.5.",
         low=0.01, high=1)
     simulated: SimulatedConfig = field(default_factory=SimulatedConfig)
+    logs: Logs = field(default_factory=Logs)
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -95,7 +97,8 @@ class ShardConfig:
     @classmethod
     def from_json(cls, text: str) -> "ShardConfig":
         given = json.loads(text)
-        return cls(**{**given, "simulated": SimulatedConfig(**given.get("simulated", {}))})
+        nested = {"simulated": SimulatedConfig(**given.get("simulated", {})), "logs": Logs(**given.get("logs", {}))}
+        return cls(**{**given, **nested})
 
 
 def check_bounds(config: Any) -> None:

@@ -6,7 +6,6 @@ after the router that watched its health is gone. Knows nothing of what the work
 
 import asyncio
 import gc
-import logging
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shard.config import ShardConfig
+from shard.logs import start_logging
 from shard.pb import shard_pb2_grpc
 from shard.progress import LOAD, WARM_UP, Lines, OnProgress, telling, untold
 from shard.service import ShardService, Worker, on_time
@@ -190,7 +190,7 @@ def end_within(seconds: float) -> None:
 
 def main() -> None:
     config = ShardConfig.from_json(sys.argv[1])
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s shard {config.rank} %(levelname)s %(message)s")
+    start_logging(f"shard {config.rank}", config.logs)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to stop in order
     raise SystemExit(asyncio.run(serve(config)))
 

@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = ("router", "shard", "launcher", "benchmarks")
 ARROWS = {
-    "launcher": {"router.config", "shard.config"},
-    "router": {"shard.pb"},
+    "launcher": {"router.config", "shard.config", "shard.logs"},
+    "router": {"shard.pb", "shard.logs"},
     # The engine and the recorder are measured from inside, and so is what simulations foresee.
     "benchmarks": {"shard", *(f"router.{name}" for name in (
         "figures", "messages", "policy", "recorder", "request", "scheduler", "simulate", "snapshot"))},

@@ -13,6 +13,7 @@ from router.config import RouterConfig
 from router.errors import Cancelled, NotReady
 from router.http.clouds import Clouds
 from router.http.completions import Completions
+from router.http.cors import allow_origins
 from router.http.dialect import About, Engine, House
 from router.http.docs import Docs
 from router.http.errors import Told
@@ -42,6 +43,7 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
     for part in (tgi, chats, completions, Tokens(house), Facts(house), Clouds(house, tgi, chats, completions),
                  Docs(), Requests(engine), Probes(engine.ailment, lambda: None)):
         app.add_routes(part.routes())
+    allow_origins(app, config.cors_allow_origin)
     return app
 
 

@@ -1,5 +1,6 @@
 """The command line: what flags and variables become, and how mistakes are told."""
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -43,6 +44,7 @@ def given(monkeypatch: pytest.MonkeyPatch, weft: Callable[..., Any]) -> Callable
     (("--num-shards", "2"), {"num_shard": 2}),
     (("--max-total-tokens", "99", "--prefill-policy", "pause"), {"max_total_tokens": 99, "prefill_policy": "pause"}),
     (("--no-simulated-mixed-steps",), {"simulated_mixed_steps": False}),
+    (("--cors-allow-origin", "*", "--cors-allow-origin", "null"), {"cors_allow_origin": ("*", "null")}),
     (("org/name",), {"words": ("org/name",)}),
     (("--port", "80", "org/name"), {"port": 80, "words": ("org/name",)}),
     (("--model-id", "org/name"), {"words": ("org/name",)}),
@@ -67,6 +69,9 @@ def test_a_model_that_comes_with_weft_has_settings_of_its_own_unless_others_are_
     ({"MODEL_ID": "org/name"}, {"words": ("org/name",)}),
     ({"API_KEY": "sk-one", "WEFT_API_KEYS": "keys.json"}, {"api_key": "sk-one", "api_keys": "keys.json"}),
     ({"WEFT_SIMULATED_ADAPTERS": "false"}, {"simulated_adapters": False}),
+    ({"JSON_OUTPUT": "true"}, {"json_output": True}),
+    ({"CORS_ALLOW_ORIGIN": "https://a https://b"}, {"cors_allow_origin": ("https://a", "https://b")}),
+    ({"LOG_LEVEL": "nonsense", "WEFT_LOG_LEVEL": "debug"}, {"log_level": "debug"}),
     ({"HOSTNAME": "a1b2c3", "WEFT_PORT": "tcp://10.0.0.1:3000"}, {}),
 ])
 def test_variables_become_settings(
@@ -85,7 +90,7 @@ def test_a_flag_wins_over_its_variable(given: Callable[..., Any], monkeypatch: p
 @pytest.mark.parametrize(("arguments", "line"), [
     (("serve", "--prot", "80"), "weft: Unknown option: --prot. Did you mean --port?"),
     (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve, chat, download, '
-                'replay, simulate, tune, doctor.'),
+                'replay, simulate, tune, doctor, migrate.'),
     (("serve", "--port", "no"), 'weft: Invalid value for --port: unable to convert "no" into int.'),
     (("serve", "--port", "70000"), 'weft: Invalid value "70000" for --port. Must be <= 65535.'),
     (("serve", "/no/model"), "weft: there is no folder /no/model"),
@@ -121,6 +126,11 @@ def test_a_full_disk_is_one_line(weft: Callable[..., Any], monkeypatch: pytest.M
 def test_a_file_of_keys_that_is_not_there_is_told_before_anything_starts(weft: Callable[..., Any]) -> None:
     code, _, errors = weft("serve", "--port", "0", "--api-keys", "/no/keys.json")
     assert (code, errors) == (1, "weft: cannot read /no/keys.json (--api-keys): No such file or directory\n")
+
+
+def test_so_is_a_chat_template_that_is_not_there(weft: Callable[..., Any]) -> None:
+    assert weft("serve", "--port", "0", "--tokenizer-config-path", "/no/file")[2] == (
+        "weft: cannot read /no/file (--tokenizer-config-path): No such file or directory\n")
 
 
 @pytest.mark.parametrize(("failed", "code"), [(Failed("no room"), 1), (GaveUp("no room"), 70)])
@@ -166,6 +176,20 @@ def test_an_interrupt_is_left_to_the_child_and_then_ours_again() -> None:
     with cli.left_to_the_child(signal.SIGINT):
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_another_server_s_command_line_becomes_ours(weft: Callable[..., Any]) -> None:
+    code, out, errors = weft("migrate", "--", "text-generation-launcher", "--model-id", "org/name", "-e")
+    assert (code, errors) == (0, "")
+    assert out.startswith("weft serve --model-id org/name ")
+    assert weft("migrate")[2].startswith("weft: a command line of text-generation-launcher is needed, as in ")
+
+
+def test_for_programs_what_goes_wrong_is_an_object(weft: Callable[..., Any]) -> None:
+    code, out, errors = weft("serve", "/no/model", "--json-output")
+    told = json.loads(errors)
+    assert (code, out, told["level"], told["process"]) == (2, "", "ERROR", "launcher")
+    assert told["message"] == "there is no folder /no/model"
 
 
 def test_variables_are_for_servers_and_not_for_simulations(

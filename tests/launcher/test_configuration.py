@@ -2,13 +2,17 @@
 
 from pathlib import Path
 
-from launcher.configuration import page
+from launcher.configuration import migrating, page
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_is_fresh() -> None:
     assert (ROOT / "docs/configuration.md").read_text() == page(), "make docs"
+
+
+def test_the_table_of_foreign_flags_is_fresh() -> None:
+    assert (ROOT / "docs/migrating.md").read_text() == migrating(), "make docs"
 
 
 def test_a_setting_is_shown_with_its_names_default_bounds_and_meaning() -> None:

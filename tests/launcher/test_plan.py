@@ -7,6 +7,7 @@ from launcher.model import BOX, SIMULATED, Model
 from launcher.plan import make_plan
 from router.config import API_KEY, RouterConfig
 from shard.config import ShardConfig, SimulatedConfig
+from shard.logs import Logs
 
 SHARD = ShardConfig(gap_timeout=3.0, simulated=SimulatedConfig(seed=5))
 
@@ -93,3 +94,10 @@ def test_a_key_that_is_left_out_is_not_inherited_either() -> None:
 def test_the_router_knows_where_recordings_go() -> None:
     plan = make_plan(RouterConfig(), SHARD, 1, "/folder", BOX[SIMULATED], environment={}, record_folder="/recordings")
     assert plan.router.settings["record_folder"] == "/recordings"
+
+
+def test_all_children_log_alike() -> None:
+    logs, told = Logs("debug", as_json=True), {"level": "debug", "as_json": True}
+    plan = make_plan(RouterConfig(), SHARD, 2, "/folder", BOX[SIMULATED], environment={}, logs=logs)
+    assert [child.settings["logs"] for child in (*plan.shards, plan.router)] == [told] * 3
+    assert ShardConfig.from_json(plan.shards[0].command()[-1]).logs == logs

@@ -5,6 +5,7 @@ import pytest
 from launcher.settings import FOREIGN_VARIABLES, GROUPS, POSITIONAL, TGI_FLAGS, LaunchConfig, make_configs
 from router.config import RouterConfig
 from shard.config import ShardConfig, SimulatedConfig
+from shard.logs import Logs
 
 SETTINGS = {setting.name: setting for group in GROUPS.values() for setting in group}
 
@@ -33,6 +34,11 @@ def test_a_setting_reaches_the_config_that_it_belongs_to() -> None:
 def test_what_the_launcher_decides_is_no_setting() -> None:
     given = {"socket", "rank", "world_size", "ready_fd", "parent_fd", "simulated"}
     assert not (given | {"model", "meeting_point", "memory"}) & set(SETTINGS)
+
+
+def test_two_settings_say_how_all_processes_log() -> None:
+    assert LaunchConfig().logs == Logs()
+    assert make_configs({"json_output": True, "log_level": "error"})[0].logs == Logs("error", as_json=True)
 
 
 def test_values_out_of_bounds_are_refused() -> None:

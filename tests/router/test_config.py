@@ -24,3 +24,20 @@ def test_a_prompt_must_leave_room_for_a_token():
 def test_a_step_must_hold_more_than_a_block():
     with pytest.raises(ValueError, match="--max-batch-prefill-tokens"):
         RouterConfig(max_batch_prefill_tokens=16)
+
+
+def test_the_cache_must_hold_a_whole_request():
+    with pytest.raises(ValueError, match=r"--max-total-tokens \(99\) must be at most --max-batch-total-tokens \(98\)"):
+        RouterConfig(max_total_tokens=99, max_batch_total_tokens=98)
+
+
+@pytest.mark.parametrize("origin", [
+    "*", "null", "https://a.example.org", "http://localhost:3000", "http://[::1]:80", "chrome-extension://abcdef"])
+def test_an_origin_is_what_browsers_call_one(origin):
+    assert RouterConfig(cors_allow_origin=(origin,)).cors_allow_origin == (origin,)
+
+
+@pytest.mark.parametrize("origin", ["", "a.example.org", "https://a.org/", "https://a.org/chat", "https://a, https://b"])
+def test_what_no_browser_would_send_is_refused(origin):
+    with pytest.raises(ValueError, match=r"--cors-allow-origin must be \* or an origin without a path"):
+        RouterConfig(cors_allow_origin=("*", origin))

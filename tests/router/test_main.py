@@ -4,22 +4,30 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import asdict
 
 import pytest
 
 from router.__main__ import Order, asked_to_stop, came_first, end_with_parent, served, tell
 from router.config import RouterConfig
 from router.messages import ModelFacts
+from shard.logs import Logs
 
 
 def test_an_order_needs_no_descriptors() -> None:
     text = json.dumps({"config": {"look_ahead": 1}, "shards": ["unix:/a", "unix:/b"]})
-    assert Order.from_json(text) == Order(RouterConfig(look_ahead=1), ("unix:/a", "unix:/b"), "", "", -1, -1, -1)
+    assert Order.from_json(text) == Order(RouterConfig(look_ahead=1), ("unix:/a", "unix:/b"), "", "", "", -1, -1, -1)
 
 
 def test_an_order_names_the_files_in_which_shards_write_how_far_they_are() -> None:
     text = json.dumps({"config": {}, "shards": [], "progress": ["/a", "/b"]})
     assert Order.from_json(text).progress == ("/a", "/b")
+
+
+def test_an_order_is_read_as_the_launcher_wrote_it() -> None:
+    config = RouterConfig(cors_allow_origin=("https://a", "https://b"))
+    order = Order(config, ("unix:/a",), logs=Logs("debug", as_json=True))
+    assert Order.from_json(json.dumps(asdict(order))) == order
 
 
 def test_the_key_of_clients_comes_beside_the_order() -> None:

@@ -125,6 +125,20 @@ def test_a_file_of_a_template_that_is_no_text_is_told(folder):
         read_chat_template(path)
 
 
+def test_a_file_may_be_read_instead_of_the_model_s_own(folder, tmp_path):
+    path = folder(tokenizer_config={"chat_template": "c", "bos_token": "<s>", "eos_token": "</s>"})
+    (path / "chat_template.jinja").write_text("a")
+    (instead := tmp_path / "instead.json").write_text(json.dumps(
+        {"chat_template": "{{ bos_token }}{{ eos_token }}", "eos_token": "<end>"}))
+    assert read_chat_template(path, str(instead)).render(Conversation(())) == "<s><end>"
+
+
+def test_a_file_to_be_read_instead_must_have_a_template(folder, tmp_path):
+    (instead := tmp_path / "instead.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"instead.json \(--tokenizer-config-path\) has no `chat_template`"):
+        read_chat_template(folder(chat_template={"chat_template": "b"}), str(instead))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # How answers are read back
 

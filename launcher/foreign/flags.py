@@ -1,0 +1,105 @@
+"""What becomes of a flag that another server has, as data: the words that its table is written in.
+
+Knows no server and no flag.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal
+
+Kind = Literal["value", "switch", "list"]
+TRUE, FALSE = ("true", "1"), ("false", "0")
+
+
+class Fate(StrEnum):
+    SETTING = "setting"  # one of ours is set
+    VARIABLE = "variable"  # a variable is set, which we follow
+    SHARDS = "shards"  # decides with others how many shards there are
+    ADDRESS = "address"  # as SETTING, but a variable that holds a name of the machine does not count
+    SHOWN = "shown"  # the environment is described at start
+    UNUSED = "unused"  # has no effect, and that is said at start
+    SILENT = "silent"  # has no effect, and need not have one
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    fate: Fate
+    becomes: str = ""  # the setting, or the variable
+    gives: str = ""  # what it is set to; empty: to what was given
+    why: str = ""
+    values: tuple[str, ...] = ()  # what must have been given, in lower case; none: anything
+
+    def holds_for(self, value: str) -> bool:
+        return not self.values or value.lower() in self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """The first outcome that holds for a value counts."""
+
+    name: str
+    outcomes: tuple[Outcome, ...]
+    kind: Kind = "value"
+    short: str = ""
+    default: str = ""  # what counts where nothing is given, if that is not our default
+    only_variable: bool = False
+
+    @property
+    def variable(self) -> str:
+        return self.name.upper().replace("-", "_")
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return () if self.only_variable else (f"--{self.name}", *([f"-{self.short}"] if self.short else []))
+
+    def outcome(self, value: str) -> Outcome | None:
+        return next((outcome for outcome in self.outcomes if outcome.holds_for(value)), None)
+
+    def values(self) -> Iterator[str]:
+        """All that is accepted, where not anything is."""
+        for outcome in self.outcomes:
+            yield from outcome.values
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All flags of one program, in the order in which they are told."""
+
+    program: str
+    flags: tuple[Flag, ...]
+
+
+# -- the words of a table
+
+
+def setting(name: str, *values: str, gives: str = "") -> Outcome:
+    """One of ours."""
+    return Outcome(Fate.SETTING, name, gives, values=values)
+
+
+def variable(name: str) -> Outcome:
+    return Outcome(Fate.VARIABLE, name)
+
+
+def unused(why: str, *values: str) -> Outcome:
+    return Outcome(Fate.UNUSED, why=why, values=values)
+
+
+def silent(why: str, *values: str) -> Outcome:
+    return Outcome(Fate.SILENT, why=why, values=values)
+
+
+def refused(why: str, *values: str) -> Outcome:
+    return Outcome(Fate.REFUSED, why=why, values=values)
+
+
+def same(name: str, default: str = "", short: str = "", kind: Kind = "value") -> Flag:
+    """A flag that is one of ours."""
+    return Flag(name, (setting(name.replace("-", "_")),), kind, short, default)
+
+
+def switch(name: str, on: Outcome, off: str = "it is off by default") -> Flag:
+    """`on` is what becomes of it where it is given, `off` why nothing need be done where it is given as false."""
+    return Flag(name, (replace(on, values=TRUE), silent(off, *FALSE)), "switch")

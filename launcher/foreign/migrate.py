@@ -1,0 +1,47 @@
+"""`weft migrate`: the command line of `weft serve` that does what another server's did, and what is left out of it.
+
+Here stands whose command lines are understood.
+"""
+
+import os.path
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from launcher.foreign.flags import Table
+from launcher.foreign.shards import count_gpus, visible_devices
+from launcher.foreign.tgi import TGI
+from launcher.foreign.translation import translate
+
+TABLES: Mapping[str, Table] = {table.program: table for table in (TGI,)}
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+
+
+def migrated(line: Sequence[str], environment: Mapping[str, str]) -> str:
+    """What is to be known are comments above the line. The environment tells which GPUs can be seen; variables that
+    belong to the line stand before it, as in a shell."""
+    given = {name: value for name, _, value in (word.partition("=") for word in leading(line))}
+    table, words = program(line[len(leading(line)):])
+    devices = partial(visible_devices, {**environment, **given}, count_gpus)
+    found = translate(table, words, given, devices)
+    theirs = {flag.variable for flag in table.flags}
+    variables = {name: value for name, value in given.items() if name not in theirs} | found.variables
+    command = [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "weft serve",
+               *map(shlex.quote, found.words)]
+    return "\n".join([*(f"# {note}" for note in (*found.notes, *found.not_needed)), " ".join(command)])
+
+
+def leading(line: Sequence[str]) -> list[str]:
+    """The assignments that the line begins with."""
+    return list(line[:next((place for place, word in enumerate(line) if not ASSIGNMENT.fullmatch(word)), len(line))])
+
+
+def program(line: Sequence[str]) -> tuple[Table, Sequence[str]]:
+    """Its table and its arguments."""
+    name = os.path.basename(line[0]) if line else ""
+    if name not in TABLES:
+        example = f"weft migrate -- {next(iter(TABLES))} --model-id org/name"
+        raise ValueError(f"a command line of {' or '.join(TABLES)} is needed, as in `{example}`, got "
+                         f"{shlex.join(line) or 'nothing'}")
+    return TABLES[name], line[1:]

@@ -1,0 +1,145 @@
+"""Every flag and variable of text-generation-inference 3.3, and what becomes of it. Data only.
+
+Hardware that is not ours, and what its last version had given up itself, has no effect and says so; what would change
+answers, or would not be obeyed where it matters, is refused.
+"""
+
+from launcher.foreign.flags import (
+    FALSE,
+    TRUE,
+    Fate,
+    Flag,
+    Outcome,
+    Table,
+    refused,
+    same,
+    setting,
+    silent,
+    switch,
+    unused,
+    variable,
+)
+
+ROPE = "weft takes the scaling of positions from the model's config.json; write it there (rope_scaling)"
+NGROK = "there is no tunnel in weft; run the ngrok program beside it"
+MEETING = "shards meet at a file of their own"
+TRACES = "traces are not sent yet"
+ATTENTION = "weft chooses its attention by the device (--attention)"
+GPU_LIBRARY = "weft does without the library that it is meant for"
+
+MODEL = (
+    same("model-id"),
+    same("revision"),
+    switch("trust-remote-code", refused("weft runs no code from a model's folder, and no model needs it; leave it out"),
+           "weft runs no code from a model's folder"),
+    same("dtype"),
+    Flag("quantize", (
+        setting("quantize", "int8"),
+        unused("the model's config.json says how its weights are quantised; weights that are not stay as they are "
+               "(--quantize int8 makes them a byte each)",
+               "awq", "gptq", "marlin", "compressed-tensors", "fp8"),
+        refused("weights cannot be quantised this way while they are loaded; --quantize int8 makes them a byte each",
+                "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4"),
+        refused("checkpoints of this kind cannot be read; take one in GPTQ, AWQ or compressed-tensors", "exl2"))),
+    Flag("kv-cache-dtype", (unused("the cache keeps the number type that the model computes with"),)),
+    Flag("speculate", (
+        silent("nothing is speculated", "0"),
+        unused("nothing is speculated yet; answers are the same without it"))),
+    Flag("lora-adapters", (unused("adapters come with a later version; requests that name one are refused"),)),
+    Flag("rope-scaling", (refused(ROPE),)),
+    Flag("rope-factor", (refused(ROPE),)),
+    same("tokenizer-config-path"),
+    switch("disable-grammar-support", unused("grammars are not served yet"), "grammars are not served yet"),
+    switch("enable-prefill-logprobs", silent("logprobs of the prompt are there for whoever asks for them"),
+           "logprobs of the prompt are there for whoever asks for them"),
+    Flag("watermark-gamma", (
+        silent("it is what weft has", "0.5"), refused("the share of the vocabulary that a watermark favours is 0.5"))),
+    Flag("watermark-delta", (
+        silent("it is what weft has", "2", "2.0"), refused("what a watermark adds to a logit is 2.0"))),
+)
+
+PROCESSES = (
+    Flag("sharded", (Outcome(Fate.SHARDS, values=("true", "false")),)),
+    Flag("num-shard", (Outcome(Fate.SHARDS),)),
+    Flag("shard-uds-path", (unused("sockets are in a temporary folder of their own (TMPDIR)"),)),
+    Flag("master-addr", (unused(MEETING),)),
+    Flag("master-port", (unused(MEETING),)),
+    Flag("cuda-graphs", (unused("steps do not run as CUDA graphs"),)),
+    Flag("cuda-memory-fraction", (
+        silent("the share of a GPU's memory is 0.9 by default", "1", "1.0"), setting("memory_fraction"))),
+    switch("disable-custom-kernels", unused("there are no custom kernels")),
+)
+
+LIMITS = (
+    same("max-concurrent-requests"),
+    same("max-best-of"),
+    same("max-stop-sequences"),
+    same("max-top-n-tokens"),
+    same("max-client-batch-size"),
+    same("max-input-tokens"),
+    Flag("max-input-length", (setting("max_input_tokens"),)),
+    same("max-total-tokens"),
+    same("payload-limit"),
+    Flag("max-image-fetch-size", (silent("images are not served"),)),
+)
+
+BATCHING = (
+    same("max-batch-prefill-tokens"),
+    same("max-batch-total-tokens"),
+    same("max-batch-size"),
+    same("waiting-served-ratio"),
+    same("max-waiting-tokens"),
+    same("validation-workers"),
+)
+
+OPERATION = (
+    Flag("hostname", (Outcome(Fate.ADDRESS, "hostname"),), default="0.0.0.0"),  # noqa: S104 - as it always was there
+    same("port", short="p"),
+    Flag("prometheus-port", (unused("metrics have no port of their own"),)),
+    same("api-key"),
+    same("cors-allow-origin", default="*", kind="list"),
+    switch("ngrok", refused(NGROK)),
+    Flag("ngrok-authtoken", (unused(NGROK),)),
+    Flag("ngrok-edge", (unused(NGROK),)),
+    switch("json-output", setting("json_output")),
+    Flag("otlp-endpoint", (unused(TRACES),)),
+    Flag("otlp-service-name", (unused(TRACES),)),
+    Flag("graceful-termination-timeout", (setting("shutdown_timeout"),), short="g", default="90"),
+    # Its variable has a name that others use for something else.
+    Flag("env", (Outcome(Fate.SHOWN, values=TRUE), silent("it is not asked for")), "switch", "e"),
+    Flag("usage-stats", (silent("weft tells nobody anything"),)),
+)
+
+CACHE = (
+    Flag("huggingface-hub-cache", (variable("HF_HUB_CACHE"),)),
+    Flag("weights-cache-override", (refused("give the folder itself, with config.json and tokenizer.json: "
+                                            "--model-id FOLDER"),)),
+)
+
+
+def only_variable(name: str, *outcomes: Outcome) -> Flag:
+    return Flag(name, outcomes, only_variable=True)
+
+
+VARIABLES = (
+    only_variable("HF_API_TOKEN", variable("HF_TOKEN")),
+    only_variable("LOG_LEVEL", setting("log_level", "debug", "trace", gives="debug"),
+                  setting("log_level", "info", gives="info"), setting("log_level", "warn", "warning", gives="warning"),
+                  setting("log_level", "error", "off", gives="error"),
+                  unused("a level is for all modules at once")),
+    only_variable("LOG_COLORIZE", silent("logs have no colours")),
+    only_variable("PREFIX_CACHING", setting("cache_scope", *FALSE, gives="off"), silent("it is on by default", *TRUE)),
+    only_variable("PREFILL_CHUNKING", setting("prefill_policy", *FALSE, gives="pause"),
+                  silent("it is on by default", *TRUE)),
+    only_variable("ATTENTION", unused(ATTENTION)),
+    only_variable("USE_FLASH_ATTENTION", unused(ATTENTION)),
+    only_variable("TGI_WIGGLE_ROOM", unused("--memory-fraction says how much memory is used")),
+    only_variable("REQUEST_LOGPROBS", silent("logprobs are there for whoever asks for them")),
+    only_variable("COMPUTE_TYPE", silent("the header x-compute-type says what computes")),
+    only_variable("HF_HUB_ENABLE_HF_TRANSFER", silent("downloads are weft's own")),
+    only_variable("HF_HUB_USER_AGENT_ORIGIN", silent("the Hub is told that weft asks")),
+    only_variable("EXLLAMA_VERSION", unused(GPU_LIBRARY)),
+    only_variable("DISABLE_EXLLAMA", unused(GPU_LIBRARY)),
+)
+
+TGI = Table("text-generation-launcher", (*MODEL, *PROCESSES, *LIMITS, *BATCHING, *OPERATION, *CACHE, *VARIABLES))

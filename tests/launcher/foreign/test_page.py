@@ -1,0 +1,30 @@
+"""What becomes of a flag, in words."""
+
+import pytest
+
+from launcher.foreign.flags import Fate, Flag, Outcome, Table, refused, same, setting, silent, switch, unused, variable
+from launcher.foreign.page import meaning, rows
+
+
+@pytest.mark.parametrize(("flag", "words"), [
+    (same("port", short="p"), "the same"),
+    (same("loom", default="5"), "the same; 5 unless given"),
+    (Flag("grace", (setting("shutdown_timeout"),)), "becomes --shutdown-timeout"),
+    (Flag("CACHING", (setting("cache_scope", "0", "false", gives="off"), silent("it is on"))),
+     "0, false: becomes --cache-scope off; otherwise: not needed: it is on"),
+    (switch("nails", refused("there are no nails")), "refused: there are no nails"),
+    (Flag("cache", (variable("HF_HUB_CACHE"),)), "sets HF_HUB_CACHE; as a variable, if that is not set"),
+    (Flag("glue", (unused("there is no glue"),)), "no effect: there is no glue"),
+    (Flag("paint", (refused("there is no paint", "red"), silent("as ever"))),
+     "red: refused: there is no paint; otherwise: not needed: as ever"),
+    (Flag("sharded", (Outcome(Fate.SHARDS, values=("true", "false")),)),
+     "--sharded and --num-shard together say how many shards there are"),
+])
+def test_a_flag_has_its_sentence(flag: Flag, words: str) -> None:
+    assert meaning(flag) == words
+
+
+def test_a_table_has_a_row_for_each_flag() -> None:
+    table = Table("loom-launcher", (same("port", short="p"), Flag("SHADE", (silent("x"),), only_variable=True)))
+    assert [*rows(table)][2:] == ["| `--port`, `-p` | `PORT` | the same |",
+                                  "|  | `SHADE` | not needed: x |"]
