@@ -61,7 +61,7 @@ help:
 	make run           serve a model on http://127.0.0.1:3000 (PORT=..., ARGS="flags of weft serve")
 	make test          all tests but the long ones
 	make test-long     thousands of random schedules, new ones every time (SEED=... repeats)
-	make test-clients  tests with official clients, those that are installed
+	make test-clients  tests with official clients, each installed in an environment of its own
 	make gpu-check     tests and step times on a GPU, without network: torch, transformers and gpu-wheels will do
 	make gpu-wheels    download what weft needs beside those two on Python 3.12, 22 MB
 	make check         style, types, and whether generated files are fresh
@@ -188,5 +188,5 @@ stats: .venv/ready
 	@$(VENV) tests/stats.py
 
 clean:
-	@rm -rf .venv .venv-proto .gpu-wheels .gpu-site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	@rm -rf .venv .venv-proto .clients .gpu-wheels .gpu-site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,74 @@
+"""What OpenAI's client for Python sees: `python openai_python.py URL`."""
+
+import json
+import sys
+from collections.abc import Callable
+
+import openai
+
+CLIENT = openai.OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", max_retries=0)
+HELLO = [{"role": "user", "content": "Count to five."}]
+TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Tells the weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+def refused(kind: type[openai.APIStatusError], call: Callable[[], object]) -> str:
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"there was no {kind.__name__}")
+
+
+def models() -> None:
+    assert [model.id for model in CLIENT.models.list()] == ["weft/demo"]
+
+
+def chats() -> None:
+    answer = CLIENT.chat.completions.create(model="weft/demo", messages=HELLO, temperature=0, logprobs=True,
+                                            top_logprobs=2)
+    [choice] = answer.choices
+    assert (choice.message.content, choice.finish_reason) == ("1, 2, 3, 4, 5.", "stop")
+    assert len(choice.logprobs.content) == answer.usage.completion_tokens
+    assert all(len(token.top_logprobs) == 2 for token in choice.logprobs.content)
+    assert answer._request_id
+    chunks = list(CLIENT.chat.completions.create(model="weft/demo", messages=HELLO, temperature=0, stream=True,
+                                                 stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "1, 2, 3, 4, 5."
+    assert chunks[-1].usage == answer.usage
+
+
+def texts() -> None:
+    answer = CLIENT.completions.create(model="weft/demo", prompt=["Once upon a time", "The Story of"], max_tokens=12,
+                                       temperature=0)
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    chunks = list(CLIENT.completions.create(model="weft/demo", prompt="Once upon a time", max_tokens=12, temperature=0,
+                                            stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
+
+
+def tools() -> None:
+    answer = CLIENT.chat.completions.create(model="weft/demo", messages=PARIS, tools=[TOOL], temperature=0)
+    [call] = answer.choices[0].message.tool_calls
+    assert (call.function.name, answer.choices[0].finish_reason) == ("get_weather", "tool_calls")
+    assert json.loads(call.function.arguments).keys() == {"city"}
+    with CLIENT.chat.completions.stream(model="weft/demo", messages=PARIS, tools=[TOOL], temperature=0) as stream:
+        told = stream.get_final_completion().choices[0].message.tool_calls[0].function
+    assert (told.name, told.arguments) == (call.function.name, call.function.arguments)
+
+
+def errors() -> None:
+    chat = CLIENT.chat.completions.create
+    assert "max_tokens" in refused(openai.UnprocessableEntityError,
+                                   lambda: chat(model="x", messages=HELLO, max_tokens=0))
+    assert "messages" in refused(openai.UnprocessableEntityError, lambda: chat(model="x", messages=[]))
+    kept = [chat(model="x", messages=HELLO, stream=True, temperature=1.9, max_tokens=900) for _ in range(4)]
+    refused(openai.RateLimitError, lambda: chat(model="x", messages=HELLO))
+    for stream in kept:
+        stream.close()
+
+
+for check in (models, chats, texts, tools, errors):
+    check()
+    sys.stdout.write(f"openai: {check.__name__}\n")

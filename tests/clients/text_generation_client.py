@@ -1,0 +1,63 @@
+"""What text-generation's own client sees: `python text_generation_client.py URL`.
+
+Its streamed chats fail with the servers that it was made for, too: it reads `[DONE]` as JSON. So they are left out.
+"""
+
+import sys
+from collections.abc import Callable
+
+from text_generation import Client
+from text_generation.errors import ValidationError
+
+CLIENT = Client(sys.argv[1], timeout=60)
+PROMPT = "Once upon a time"
+
+
+def refused(kind: type[Exception], call: Callable[[], object]) -> str:
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError(f"there was no {kind.__name__}")
+
+
+def texts() -> None:
+    answer = CLIENT.generate(PROMPT, max_new_tokens=12, decoder_input_details=True)
+    assert answer.details.generated_tokens == len(answer.details.tokens) == 12
+    assert answer.details.finish_reason.value == "length"
+    assert len(answer.details.prefill) > 2
+    assert answer.details.seed is None
+    sampled = [CLIENT.generate(PROMPT, max_new_tokens=12, do_sample=True, seed=7) for _ in range(2)]
+    assert sampled[0].generated_text == sampled[1].generated_text
+
+
+def best() -> None:
+    answer = CLIENT.generate(PROMPT, max_new_tokens=12, best_of=2, do_sample=True)
+    assert len(answer.details.best_of_sequences) == 1
+
+
+def stops() -> None:
+    answer = CLIENT.generate(PROMPT, max_new_tokens=60, stop_sequences=["."])
+    assert answer.generated_text.endswith(".")
+    assert answer.details.finish_reason.value == "stop_sequence"
+
+
+def streams() -> None:
+    events = list(CLIENT.generate_stream(PROMPT, max_new_tokens=12))
+    assert "".join(event.token.text for event in events) == events[-1].generated_text.removeprefix(PROMPT)
+    assert events[-1].details.generated_tokens == 12
+
+
+def chats() -> None:
+    answer = CLIENT.chat(messages=[{"role": "user", "content": "Count to five."}], seed=1, max_tokens=40)
+    assert answer.choices[0].message.content
+
+
+def errors() -> None:
+    """What it checks itself never reaches a server; this does."""
+    assert "truncate" in refused(ValidationError, lambda: CLIENT.generate(PROMPT, truncate=5000))
+
+
+for check in (texts, best, stops, streams, chats, errors):
+    check()
+    sys.stdout.write(f"text-generation: {check.__name__}\n")
