@@ -31,6 +31,7 @@ from router.http.app import create_app, create_door
 from router.http.cors import allow_origins
 from router.http.dialect import About
 from router.http.health import Probes
+from router.http.metrics import Metrics
 from router.http.server import Door, Server, listen
 from router.messages import ModelFacts
 from router.model_files import read_chat_template, read_tokenizer
@@ -91,8 +92,15 @@ class Entrance:
         listener = given or listen(order.config.hostname, order.config.port)
         return cls(listener, Door(listener), keys, order.config.cors_allow_origin)
 
-    async def shut(self, engine: Engine, startup: StartupTold = lambda: None) -> None:
-        door = create_door(Probes(engine.ailment, startup), self.keys)
+    async def shut(self, engine: Engine, startup: StartupTold) -> None:
+        """Nothing was served yet."""
+        await self._shut(Probes(engine.ailment, startup))
+
+    async def shut_again(self, engine: Engine) -> None:
+        await self._shut(Probes(engine.ailment, lambda: None), Metrics(engine))
+
+    async def _shut(self, probes: Probes, *others: Metrics) -> None:
+        door = create_door(probes, self.keys, [route for other in others for route in other.routes()])
         allow_origins(door, self.origins)
         await self.door.shut(door)
 
@@ -113,7 +121,7 @@ class Running:
         """Let nobody in any more; whoever is served may get so many seconds more."""
         self.engine.health.leave(LEAVING)
         await self.server.close_door()
-        await self.entrance.shut(self.engine)
+        await self.entrance.shut_again(self.engine)
         with suppress(TimeoutError):
             await asyncio.wait_for(self.engine.drained(), seconds)
 

@@ -7,7 +7,7 @@ nothing of plans or of when anything is sent.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from router.accounts import Account, Accounts
@@ -20,6 +20,7 @@ from router.request import Request
 from router.scheduler import Scheduler
 from router.story import Story
 from router.stream import FailedEvent, Stream
+from router.tally import Tally
 from router.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -27,12 +28,14 @@ now = time.monotonic
 
 
 class Clients:
-    def __init__(self, config: RouterConfig, tokenizer: Tokenizer, core: Scheduler, wake: Callable[[], None]) -> None:
+    def __init__(self, config: RouterConfig, tokenizer: Tokenizer, core: Scheduler, wake: Callable[[], None],
+                 tally: Tally) -> None:
         """`wake` is called when the core may have something new to plan."""
         self._config = config
         self._tokenizer = tokenizer
         self._core = core
         self._wake = wake
+        self._tally = tally
         self.accounts = Accounts()
         self._deliveries: dict[int, Delivery] = {}
         self._patience: dict[int, asyncio.TimerHandle] = {}  # with clients that do not read
@@ -56,6 +59,7 @@ class Clients:
         self.accounts.open(account)
         self._deliveries[number] = Delivery(request, stream, self._tokenizer, account)
         self._nobody.clear()
+        self._tally.requests.entered(request)
         return stream
 
     def _story(self, number: int) -> Story:
@@ -93,9 +97,7 @@ class Clients:
         """Who is not there any more is not told."""
         for event in events:
             if isinstance(event, Produced):
-                for number in event.counts:
-                    if (delivery := self._deliveries.get(number)) is not None:
-                        delivery.deliver()
+                self._deliver(event.counts)
             elif isinstance(event, Expired):
                 self.fail(event.sequence, TimedOut(event.reason))
             elif isinstance(event, Failed):
@@ -103,6 +105,17 @@ class Clients:
             elif isinstance(event, Finished) and (delivery := self._deliveries.get(event.sequence)) is not None:
                 delivery.finish(event.reason)
                 self._close(event.sequence)
+                self._tally.requests.finished(delivery.account)
+
+    def _deliver(self, counts: Mapping[int, int]) -> None:
+        moment = now()
+        for number in self._tally.requests.delivered(counts.keys(), self._deliveries, moment):
+            if (delivery := self._deliveries.get(number)) is not None:
+                self._tally.requests.began(delivery.account, moment)
+        self._tally.steps.delivered(counts)
+        for number in counts:
+            if (delivery := self._deliveries.get(number)) is not None:
+                delivery.deliver()
 
     def fail(self, number: int, error: RequestError) -> None:
         if (delivery := self._deliveries.get(number)) is not None:
@@ -138,6 +151,7 @@ class Clients:
     def _close(self, number: int) -> None:
         if (delivery := self._deliveries.pop(number, None)) is not None:
             self.accounts.close(delivery.account, now())
+            self._tally.requests.closed(number, delivery.account)
         if (patience := self._patience.pop(number, None)) is not None:
             patience.cancel()
         if not self._deliveries:

@@ -10,12 +10,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from router import wire
 from router.accounts import Account
 from router.alarm import Alarm
+from router.awaited import Awaited, Sent
 from router.clients import Clients
 from router.config import RouterConfig
 from router.errors import NotReady, Overloaded
@@ -23,12 +23,14 @@ from router.events import Entered, Event, Refused
 from router.health import LEAVING, Health
 from router.messages import Answer, ModelFacts, Plan
 from router.policy import Policy, without_effect
+from router.prompts import Limits
 from router.recorder import Recorder
 from router.request import Request, Tenant
 from router.scheduler import Scheduler
 from router.shards import Shards, ShardsLost
 from router.shelf import Shelf
 from router.stream import Stream
+from router.tally import Tally
 from router.tokenizer import Tokenizer
 from router.trials import Loss
 from shard.pb import shard_pb2 as pb
@@ -42,12 +44,6 @@ log = logging.getLogger(__name__)
 now = time.monotonic
 
 
-@dataclass(frozen=True, slots=True)
-class UnderWay:
-    plan: Plan
-    answer: "asyncio.Future[Any]"
-
-
 class Engine:
     def __init__(self, config: RouterConfig, shards: Shards, tokenizer: Tokenizer,
                  on_broken: Callable[[str], None] = log.error, shelf: Shelf | None = None) -> None:
@@ -59,8 +55,8 @@ class Engine:
         self._tokenizer = tokenizer
         self._on_broken = on_broken
         self._shelf = shelf
-        self._under_way: deque[UnderWay] = deque()
         self._wake = asyncio.Event()
+        self._under_way = Awaited(self._wake.set)
         shards.on_gone = self._wake.set
         self._epoch = 0
         self._defects: deque[float] = deque(maxlen=DEFECTS)
@@ -75,6 +71,7 @@ class Engine:
         try:
             while not await self._meet(Loss.DEATH):
                 pass
+            limits = Limits.of(self.config, self.facts)
         except BaseException:
             await self._shards.close()
             raise
@@ -82,7 +79,8 @@ class Engine:
         for flag in without_effect(self.config, policy):
             log.warning("%s has no effect with mixed steps, only with --prefill-policy pause", flag)
         self._core = self._new_core(policy)
-        self._clients = Clients(self.config, self._tokenizer, self._core, self._wake.set)
+        self.tally = Tally(self._core, limits, self.facts.tokens_per_step)
+        self._clients = Clients(self.config, self._tokenizer, self._core, self._wake.set, self.tally)
         self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
         self._loop = asyncio.create_task(self._run(), name="engine")
         self._loop.add_done_callback(self._ended)
@@ -97,7 +95,7 @@ class Engine:
         self._loop.cancel()
         await asyncio.gather(self._loop, return_exceptions=True)
         self._alarm.cancel()
-        self._forget_answers()
+        self._under_way.forget()
         self.health.leave(LEAVING)
         self._clients.fail_everyone(LEAVING)
         await self._shards.close()
@@ -120,6 +118,10 @@ class Engine:
     def ailment(self) -> str:
         """Why nobody should be sent here now; nothing when all is well."""
         return self.health.ailment(now())
+
+    def metrics(self) -> str:
+        """The page for Prometheus."""
+        return self.tally.page(is_ready=not self.ailment(), has_shards=self.is_ready)
 
     def account(self, request_id: str) -> Account | None:
         """What can be told of a request that is served, or was of late."""
@@ -160,8 +162,8 @@ class Engine:
     async def _serve(self) -> None:
         self._send_plans()
         while True:
-            while self._under_way and self._under_way[0].answer.done():
-                self._events += self._receive(self._under_way.popleft())
+            while self._under_way.has_answer:
+                self._events += self._receive(self._under_way.oldest)
                 self._send_plans()
                 # The next messages leave before the tokens of this answer are rendered: shards wait, clients need not.
                 await asyncio.sleep(0)
@@ -188,21 +190,18 @@ class Engine:
         self._tell()
 
     def _send(self, plan: Plan) -> None:
-        ahead = sum(other.plan.seconds for other in self._under_way)
-        answer = self._shards.send(wire.encode(plan), ahead + self._step_timeout(plan))
-        answer.add_done_callback(self._answered)
-        self._under_way.append(UnderWay(plan, answer))
+        timeout = self._under_way.seconds + self._step_timeout(plan)
+        self._under_way.add(plan, self._shards.send(wire.encode(plan), timeout))
         self.health.progress.sent(plan.seconds, now())
+        self.tally.steps.sent(plan)
 
-    def _answered(self, _: object) -> None:
-        self._wake.set()
-
-    def _receive(self, done: UnderWay) -> list[Event]:
-        message = done.answer.result()
-        self.health.progress.ended(now())
-        answer = self._decode(message, done.plan)
-        stopped = self._clients.read(answer)
-        return self._core.complete(done.plan.order, answer, stopped, now())
+    def _receive(self, done: Sent) -> list[Event]:
+        answer, came = self._decode(done.answer.result(), done.plan), now()
+        self._under_way.drop_oldest()
+        took = self.health.progress.ended(came)
+        stopped, read = self._clients.read(answer), now()
+        self.tally.steps.answered(done.plan, answer, took, read - came)
+        return self._core.complete(done.plan.order, answer, stopped, read)
 
     def _decode(self, message: Any, plan: Plan) -> Answer:
         if not isinstance(message, pb.StepAnswer):
@@ -256,10 +255,11 @@ class Engine:
         log.warning("the shards are lost (%s): %s", lost.loss.name.lower(), lost)
         self.is_ready = False
         self.health.ill(f"the shards are lost ({lost.loss.name.lower()}) and not back yet")
+        self.tally.steps.lost(lost.loss, [sent.plan for sent in self._under_way])
         self._events += self._core.shards_lost(now(), lost.loss)
         self._tell()
         self._judge(lost)
-        await self._settle_answers()
+        await self._under_way.settle()
         while not await self._meet(*Loss):
             pass
         self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
@@ -275,25 +275,6 @@ class Engine:
             self._defects.clear()
             self._on_broken(str(lost))
 
-    async def _settle_answers(self) -> None:
-        """What is still under way belongs to an epoch that is over, but the next one must not overtake it."""
-        if self._under_way:
-            await asyncio.wait([pending.answer for pending in self._under_way])
-        self._forget_answers()
-
-    def _forget_answers(self) -> None:
-        for pending in self._under_way:
-            pending.answer.remove_done_callback(self._answered)
-            pending.answer.add_done_callback(_ignore)
-            pending.answer.cancel()
-        self._under_way.clear()
-
     def _step_timeout(self, plan: Plan) -> float:
         given = self.config.step_timeout
         return max(LEAST_STEP_TIMEOUT, 10.0 * plan.seconds) if given is None else given
-
-
-def _ignore(answer: "asyncio.Future[Any]") -> None:
-    """Fetch the error of an answer that nobody waits for any more, so that it is not reported as lost."""
-    if not answer.cancelled():
-        answer.exception()

@@ -26,11 +26,12 @@ class Progress:
             self._since = now
         self._foreseen.append(foreseen)
 
-    def ended(self, now: float) -> None:
-        """The oldest step is answered."""
+    def ended(self, now: float) -> float:
+        """The oldest step is answered. Returns the seconds since it was sent, or the one before it was answered."""
         self._foreseen.popleft()
-        self._recent.append(now - self._since)
-        self._since = now
+        took, self._since = now - self._since, now
+        self._recent.append(took)
+        return took
 
     def lost(self) -> None:
         """Nothing is under way any more."""

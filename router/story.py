@@ -47,6 +47,15 @@ class Story:
     def cause(self) -> Cause:
         return self._turns[-1][1]
 
+    @property
+    def has_started(self) -> bool:
+        return any(cause is Cause.PREFILL for _, cause in self._turns)
+
+    @property
+    def num_yields(self) -> int:
+        """How often it gave its blocks to others."""
+        return sum(cause is Cause.YIELDED for _, cause in self._turns)
+
     def turn(self, cause: Cause, now: float) -> None:
         """From now on it is this."""
         last = self._turns[-1][1]

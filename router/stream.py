@@ -66,13 +66,14 @@ class Stream:
     """
 
     __slots__ = ("_ended", "_full", "_left", "_limit", "_on_drained", "_on_full", "_on_leave", "_size", "_waiting",
-                 "_wake", "cut", "request")
+                 "_wake", "cut", "failure", "request")
 
     def __init__(self, request: Request, limit: int, on_full: Callable[[], None],
                  on_drained: Callable[[], None], on_leave: Callable[[], None]) -> None:
         self.request = request
         # What ends the connection at once. A reader that is stuck in a write does not come back for the event.
         self.cut: Callable[[], None] | None = None
+        self.failure: RequestError | None = None  # what it ended with, if with one
         self._limit = limit
         self._on_full = on_full
         self._on_drained = on_drained
@@ -140,5 +141,7 @@ class Stream:
         self._ended = True
         if isinstance(event, FinishedEvent):
             self._size += TOKEN_BYTES + len(event.text)
-        elif isinstance(event, FailedEvent) and isinstance(event.error, Cancelled) and self.cut is not None:
-            self.cut()
+        elif isinstance(event, FailedEvent):
+            self.failure = event.error
+            if isinstance(event.error, Cancelled) and self.cut is not None:
+                self.cut()

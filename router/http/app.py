@@ -4,6 +4,7 @@ stands in for it before it is there and while it leaves.
 Knows nothing of what the routes do. Serve it with `handler_cancellation=True`: a client that leaves ends its request.
 """
 
+from collections.abc import Iterable
 from typing import NoReturn
 
 from aiohttp import web
@@ -21,6 +22,7 @@ from router.http.headers import identity
 from router.http.health import Probes
 from router.http.info import Facts
 from router.http.keys import check_keys
+from router.http.metrics import Metrics, count_requests
 from router.http.openai import OpenAi
 from router.http.requests import Requests
 from router.http.sse import Outbox
@@ -36,24 +38,25 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
                about: About) -> web.Application:
     """Without a name clients see what the shards call the model."""
     # aiohttp refuses bodies that reach its limit, ours may be reached.
-    app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[tell_errors, check_keys(keys)])
+    app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
+        tell_errors, check_keys(keys), count_requests(engine.tally.requests)])
     about = About(about.name or engine.facts.model, about.notice)
     house = House(engine, validator, config, about, Outbox())
     tgi, chats, completions = Tgi(house), OpenAi(house), Completions(house)
     for part in (tgi, chats, completions, Tokens(house), Facts(house), Clouds(house, tgi, chats, completions),
-                 Docs(), Requests(engine), Probes(engine.ailment, lambda: None)):
+                 Docs(), Metrics(engine), Requests(engine), Probes(engine.ailment, lambda: None)):
         app.add_routes(part.routes())
     allow_origins(app, config.cors_allow_origin)
     return app
 
 
-def create_door(probes: Probes, keys: Keys) -> web.Application:
-    """Probes are answered, and all others may come again later."""
+def create_door(probes: Probes, keys: Keys, also: Iterable[web.RouteDef] = ()) -> web.Application:
+    """Probes are answered, and these routes; all others may come again later."""
     async def later(_: web.Request) -> NoReturn:
         raise NotReady(probes.ailment() or "it is about to be")
 
     door = web.Application(middlewares=[tell_errors, check_keys(keys)])
-    door.add_routes([*probes.routes(), web.route("*", "/{path:.*}", later)])
+    door.add_routes([*probes.routes(), *also, web.route("*", "/{path:.*}", later)])
     return door
 
 

@@ -43,6 +43,7 @@ TELLING = (
     Entry("GET", "/info", "The model, its limits and the version of the server."),
     Entry("GET", "/v1/models", "The model that is served, as clients of OpenAI ask for it."),
     Entry("GET", "/v1/requests/{id}/explain", "What the time of a request went to."),
+    Entry("GET", "/metrics", "What Prometheus collects.", answer="text/plain"),
     Entry("GET", "/docs", "This page.", answer="text/html"),
     Entry("GET", "/api-doc/openapi.json", "The OpenAPI document of these routes."),
 )

@@ -15,11 +15,13 @@ from router.accounts import Account
 from router.config import RouterConfig
 from router.errors import Cancelled
 from router.http.headers import Caller
+from router.http.metrics import FAILURE
 from router.http.rendering import Answer, Collector
 from router.http.sse import EventStream, Outbox, event_stream
 from router.messages import ModelFacts
 from router.request import Request, Tenant
 from router.stream import Stream
+from router.tally import Tally
 from router.validation import Choice, Validator
 
 T = TypeVar("T")
@@ -47,6 +49,11 @@ class Engine(Protocol):
 
     def ailment(self) -> str: ...
 
+    @property
+    def tally(self) -> Tally: ...
+
+    def metrics(self) -> str: ...
+
 
 @dataclass(frozen=True, slots=True)
 class House:
@@ -71,10 +78,15 @@ async def open_stream(request: web.Request, headers: Mapping[str, str], patience
     async with event_stream(request, headers, patience) as out:
         try:
             yield out
-        except (Cancelled, ConnectionError):
+            failure = out.failure
+        except (Cancelled, ConnectionError) as error:
+            failure = error
             out.cut()
         except Exception as error:
+            failure = error
             out.write(told(error).encode())
+        if failure is not None:
+            request[FAILURE] = failure
 
 
 async def collected(engine: Engine, choices: Sequence[Choice], caller: Caller) -> list[Answer]:

@@ -17,10 +17,12 @@ from router.errors import InvalidRequest
 from router.http.keys import TENANT
 from router.http.rendering import Answer
 from router.messages import ModelFacts
+from router.meters import Counter
 from router.request import ANYONE, Tenant
 from router.story import RUNNING, Cause
 
 REQUEST_ID = web.RequestKey("request_id", str)
+CAME = web.RequestKey("came", Counter)  # where it is counted, until it was
 MAX_ID = 128
 MILLISECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
 LEAST_WAIT = 0.001  # seconds; below that a request did not wait
@@ -48,6 +50,8 @@ class Caller:
         usable = 1 <= len(given) <= MAX_ID and given.isascii() and given.isprintable()
         chosen = given if usable and register.may_use(given, tenant) else secrets.token_hex(16)
         request[REQUEST_ID] = chosen
+        if CAME in request:
+            request.pop(CAME).add()
         return cls(tenant, chosen, came, request.headers.get("x-request-timeout-ms"))
 
     def part(self, index: int) -> "Caller":

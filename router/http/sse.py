@@ -55,6 +55,7 @@ class EventStream:
     def __init__(self, request: web.Request, response: web.StreamResponse, transport: asyncio.Transport,
                  patience: float, silence: float) -> None:
         self.response = response
+        self.failure: Exception | None = None  # what it ended with, where the client was told so
         self._protocol = request.protocol
         self._writer = request.writer
         self._transport = transport
@@ -138,6 +139,7 @@ class Pump:
             await self._needed
             await self._out.drain()
             self._needed = asyncio.get_running_loop().create_future()
+        self._out.failure = self._stream.failure
 
     def render(self) -> bytes:
         """What waits, as far as it can be written: the rest stays in the mailbox, where it is counted."""

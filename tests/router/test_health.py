@@ -93,3 +93,10 @@ def test_who_leaves_does_not_get_well_again_and_steps_go_on() -> None:
     health.ill("the shards are lost")
     health.well()
     assert health.ailment(2.0) == "the server is shutting down"
+
+
+def test_a_step_took_the_time_since_it_was_sent_or_the_one_before_was_answered() -> None:
+    progress = Progress()
+    for _ in range(2):
+        progress.sent(0.0, 1.0)
+    assert (progress.ended(1.5), progress.ended(3.5)) == (0.5, 2.0)

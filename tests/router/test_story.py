@@ -45,3 +45,18 @@ def test_causes_of_an_endless_wait_are_not_kept_for_ever_but_running_is() -> Non
     story.turn(Cause.PREFILL, 1e6)
     assert len(story.intervals(1e6)) == MOST_TURNS + 1
     assert story.cause is Cause.PREFILL
+
+
+def test_a_story_knows_whether_it_ever_started_and_how_often_it_yielded() -> None:
+    story = Story(0.0)
+    assert (story.has_started, story.num_yields) == (False, 0)
+    for second, cause in enumerate((Cause.PREFILL, Cause.YIELDED, Cause.BLOCKS, Cause.PREFILL, Cause.READER)):
+        story.turn(cause, float(second + 1))
+    assert (story.has_started, story.num_yields) == (True, 1)
+
+
+def test_no_yield_is_lost_in_an_endless_wait() -> None:
+    story = Story(0.0)
+    for second in range(4 * MOST_TURNS):
+        story.turn((Cause.PREFILL, Cause.YIELDED, Cause.BLOCKS, Cause.BATCH)[second % 4], float(second + 1))
+    assert story.num_yields == MOST_TURNS

@@ -142,3 +142,13 @@ def test_other_failures_are_left_to_the_reader():
         stream.cut = pytest.fail
         stream.put(FailedEvent(GenerationFailed("broken")))
     run(scenario)
+
+
+def test_what_a_stream_ended_with_is_known_afterwards():
+    async def scenario(stream):
+        stream.put(TOKEN)
+        assert stream.failure is None
+        failure = GenerationFailed("broken")
+        stream.put(FailedEvent(failure))
+        assert stream.failure is failure
+    run(scenario)

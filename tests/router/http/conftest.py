@@ -16,9 +16,13 @@ from router.config import RouterConfig
 from router.http.app import create_app
 from router.http.dialect import About
 from router.messages import ModelFacts
+from router.policy import Policy
+from router.prompts import Limits
 from router.request import Request, Tenant
+from router.scheduler import Scheduler
 from router.story import Story
 from router.stream import Event, Stream
+from router.tally import Tally
 from router.tenants import Keys
 from router.tokenizer import byte_tokenizer
 from router.validation import Validator
@@ -32,6 +36,7 @@ class ScriptedEngine:
     def __init__(self, *scripts: list[Event]) -> None:
         self.facts = ModelFacts("loom", "cpu", "float32", vocabulary_size=512, max_positions=2048, block_size=16,
                                 num_blocks=100, exact=True)
+        self.tally = Tally(Scheduler(Policy(), self.facts), Limits(1599, 1600), 1)
         self.scripts = [*scripts]
         self.refusals: list[Exception] = []
         self.ailing = ""
@@ -65,6 +70,9 @@ class ScriptedEngine:
 
     def ailment(self) -> str:
         return self.ailing
+
+    def metrics(self) -> str:
+        return self.tally.page(is_ready=not self.ailing, has_shards=True)
 
     def _leave(self, request: Request) -> None:
         self.left.append(request)

@@ -6,10 +6,11 @@ from hearing import lived
 
 from router.accounts import Account, Accounts
 from router.errors import InvalidRequest
-from router.http.headers import Caller, compute, identity, timings
+from router.http.headers import CAME, Caller, compute, identity, timings
 from router.http.keys import TENANT
 from router.http.rendering import Answer
 from router.messages import ModelFacts
+from router.meters import Counter, Family, Kind
 from router.request import ANYONE, FinishReason, Request, Tenant
 from router.story import Cause, Story
 from router.stream import FinishedEvent
@@ -136,3 +137,11 @@ def test_cached_tokens_are_those_of_the_story():
 
 def test_an_answer_without_tokens_has_times_too():
     assert told(lived(decode=0.5), num_tokens=0)["x-time-per-token"] == "500"
+
+
+def test_a_request_is_counted_once_by_whoever_wants_to_know():
+    request, counter = make_mocked_request("POST", "/"), Counter(Family("came", Kind.COUNTER, "Came."), ())
+    request[CAME] = counter
+    for _ in range(2):
+        Caller.of(request, Accounts())
+    assert counter.value == 1

@@ -39,8 +39,9 @@ def test_every_path_needs_one(serve, method, path):
     assert asked(serve, method, path)[0] == 401
 
 
-def test_health_needs_none(serve):
-    assert asked(serve, "GET", "/health")[0] == 200
+@pytest.mark.parametrize("path", ["/health", "/metrics"])
+def test_what_probes_and_monitors_ask_needs_none(serve, path):
+    assert asked(serve, "GET", path)[0] == 200
 
 
 def test_without_keys_nobody_needs_one(serve):

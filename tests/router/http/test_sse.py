@@ -6,9 +6,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from router.errors import GenerationFailed
+from router.http.rendering import Streaming
 from router.http.sse import Outbox, Pump, event_stream
 from router.request import Request
-from router.stream import Stream, TokenEvent
+from router.stream import FailedEvent, Stream, TokenEvent
+from router.validation import Choice
 
 
 def respond(handler, scenario):
@@ -126,6 +129,7 @@ class Wire:
 
     def __init__(self):
         self.paused = False
+        self.failure = None
         self.written = []
         self.reads = asyncio.Event()
 
@@ -199,6 +203,17 @@ def test_what_rendering_raises_ends_the_pump():
         await say("more")
         assert wire.written == [b"a"]
     pump(scenario)
+
+
+def test_the_wire_knows_what_the_client_was_told_last():
+    async def main():
+        stream = Stream(Request("0", (1,), 1), 10**6, pytest.fail, pytest.fail, lambda: None)
+        wire, failure = Wire(), GenerationFailed("broken")
+        stream.put(TokenEvent(0, "a", 0.0, False))
+        stream.put(FailedEvent(failure))
+        await Pump(stream, Streaming(Choice(stream.request, None), False, ""), wire, Outbox()).run()
+        assert wire.failure is failure
+    asyncio.run(main())
 
 
 def test_a_pump_that_was_cancelled_writes_no_more():

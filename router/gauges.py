@@ -1,0 +1,42 @@
+"""What the gauges say: read from the core as it stands, kept nowhere."""
+
+from collections import Counter
+
+from router.meters import Reading
+from router.metrics import CAUSES
+from router.scheduler import Scheduler
+
+
+def of_core(core: Scheduler) -> dict[str, Reading]:
+    blocks, waiting = core.running.blocks, core.num_waiting()
+    held = blocks.count - blocks.num_free
+    causes = Counter(str(sequence.story.cause) for sequence in core.sequences)
+    usage = held / blocks.count
+    return {
+        "tgi_request_current": {(cause,): causes[cause] for cause in CAUSES},
+        "tgi_batch_max_stall_duration": plain(core.policy.stall_seconds),
+        "tgi_batch_current_size": plain(len(core.running)),
+        "tgi_batch_current_max_tokens": plain(held * blocks.size),
+        "tgi_batch_max_total_tokens": plain(blocks.count * blocks.size),
+        "tgi_queue_size": plain(waiting),
+        "tgi_cache_blocks": {("held",): held, ("kept",): blocks.num_kept, ("free",): blocks.num_free - blocks.num_kept},
+        "vllm:num_requests_waiting": plain(waiting),
+        "vllm:num_requests_running": plain(core.num_unfinished - waiting),
+        "vllm:kv_cache_usage_perc": plain(usage),
+        "vllm:gpu_cache_usage_perc": plain(usage),
+        "vllm:cache_config_info": {(str(blocks.size), str(blocks.count)): 1},
+    }
+
+
+def of_health(*, is_ready: bool, has_shards: bool) -> dict[str, Reading]:
+    return {"tgi_ready": plain(is_ready), "tgi_shard_ready": plain(has_shards)}
+
+
+def of_adapters(since: float) -> dict[str, Reading]:
+    """There are none, and have been none since."""
+    return {"vllm:lora_requests_info": {("0", "", ""): since}}
+
+
+def plain(value: float) -> Reading:
+    """Of a gauge without labels."""
+    return {(): value}

@@ -1,0 +1,111 @@
+"""Which metrics weft has: name, type, labels, buckets and meaning of each. docs/metrics.md is the same list for people.
+
+Those that text-generation-inference has come under its names, whatever ours would be, so that its dashboards go on;
+those that Kubernetes' inference gateway asks for come under vLLM's. Knows nothing of how the figures come about.
+"""
+
+from itertools import accumulate, repeat
+from operator import mul
+
+from router.meters import Family, Kind
+from router.prompts import Limits
+from router.story import Cause
+from router.trials import Loss
+
+C, G, H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
+DURATIONS = tuple(accumulate(repeat(1.5, 35), mul, initial=0.0001))[1:]
+BATCH_SIZES = tuple(map(float, range(1, 1025)))
+METHOD, METHODS = ("method",), ("prefill", "decode")
+ERRORS = ("overloaded", "validation", "template", "generation", "incomplete", "dropped", "timeout")
+REASONS = ("backpressure", "wait_exceeded", "chunking")
+STATES = ("held", "kept", "free")
+CAUSES = tuple(map(str, Cause))
+LOSSES = tuple(loss.name.lower() for loss in Loss)
+
+
+def families(limits: Limits, tokens_per_step: int) -> tuple[Family, ...]:
+    return (*requests(limits, tokens_per_step), *steps(), *house(), *gateway())
+
+
+def requests(limits: Limits, tokens_per_step: int) -> tuple[Family, ...]:
+    lengths, prompts = hundredths(limits.max_total_tokens), hundredths(limits.max_input_tokens)
+    return (
+        Family("tgi_request_count", C, "Requests that came, each counted once."),
+        Family("tgi_request_success", C, "Requests that were answered to their end."),
+        Family("tgi_request_failure", C, "Requests that failed, by why.", ("err",), ERRORS),
+        Family("tgi_request_duration", H, "Seconds from the coming of a request to its end.", bounds=DURATIONS),
+        Family("tgi_request_validation_duration", H, "Seconds for reading, checking and tokenising.", bounds=DURATIONS),
+        Family("tgi_request_queue_duration", H, "Seconds that a request waited, whatever for.", bounds=DURATIONS),
+        Family("tgi_request_inference_duration", H, "Seconds in which its prompt or its tokens were computed.",
+               bounds=DURATIONS),
+        Family("tgi_request_mean_time_per_token_duration", H, "Seconds of inference by tokens generated.",
+               bounds=DURATIONS),
+        Family("tgi_request_time_to_first_token_duration", H, "Seconds from a request's coming to its first token.",
+               bounds=DURATIONS),
+        Family("tgi_request_inter_token_duration", H, "Seconds from one delivery of tokens to the next of a request.",
+               bounds=DURATIONS),
+        Family("tgi_request_input_length", H, "Tokens of prompts that were accepted.", bounds=prompts),
+        Family("tgi_request_max_new_tokens", H, "Tokens that may be generated for those accepted.", bounds=lengths),
+        Family("tgi_request_generated_tokens", H, "Tokens generated for a request.", bounds=lengths),
+        Family("tgi_request_skipped_tokens", H, "Tokens of a request in one step, beyond the first.",
+               bounds=tuple(map(float, range(tokens_per_step)))),
+        Family("tgi_request_yields", C, "How often requests gave their place in the cache to others and waited again."),
+        Family("tgi_request_current", G, "Requests in the house, by what their time goes to now.", ("cause",), CAUSES),
+        Family("tgi_prefix_query_tokens", C, "Prompt tokens of requests that started."),
+        Family("tgi_prefix_hit_tokens", C, "Of those, the ones that were found in the cache."),
+    )
+
+
+def steps() -> tuple[Family, ...]:
+    return (
+        Family("tgi_batch_inference_count", C, "Steps that were sent to the shards.", METHOD, METHODS),
+        Family("tgi_batch_inference_success", C, "Steps that were answered.", METHOD, METHODS),
+        Family("tgi_batch_inference_failure", C, "Steps that were lost with the shards.", METHOD, METHODS),
+        Family("tgi_batch_inference_duration", H, "Seconds of a step for the router: there, back, and made into text.",
+               METHOD, METHODS, DURATIONS),
+        Family("tgi_batch_forward_duration", H, "Seconds of a step on the shards.", METHOD, METHODS, DURATIONS),
+        Family("tgi_batch_decode_duration", H, "Seconds for making text of a step and looking for stop strings.",
+               METHOD, METHODS, DURATIONS),
+        Family("tgi_batch_filter_duration", H, "Seconds of a Filter that did not ride on a step.", METHOD, METHODS,
+               DURATIONS),
+        Family("tgi_batch_concat_duration", H, "Seconds of a Concat that did not ride on a step.", METHOD, ("decode",),
+               DURATIONS),
+        Family("tgi_batch_concat", C, "How often newcomers joined others that were running, by why then.", ("reason",),
+               REASONS),
+        Family("tgi_batch_next_size", H, "Newcomers that start in the same step.", bounds=BATCH_SIZES),
+        Family("tgi_batch_stall_duration", H, "Seconds for which prompts kept those waiting that were generating.",
+               bounds=DURATIONS),
+        Family("tgi_batch_max_stall_duration", G, "Seconds that a stall may take (--max-decode-stall-ms)."),
+        Family("tgi_batch_prompt_tokens", C, "Prompt tokens that were sent to be computed."),
+        Family("tgi_batch_generated_tokens", C, "Tokens that were delivered."),
+        Family("tgi_batch_current_size", G, "Sequences in the running batch."),
+        Family("tgi_batch_current_max_tokens", G, "Token places that running sequences hold."),
+        Family("tgi_batch_max_total_tokens", G, "Token places of the cache."),
+    )
+
+
+def house() -> tuple[Family, ...]:
+    return (
+        Family("tgi_queue_size", G, "Sequences that wait."),
+        Family("tgi_cache_blocks", G, "Blocks of the cache: held by sequences, kept for prompts to come, or free.",
+               ("state",), STATES),
+        Family("tgi_ready", G, "1 where requests should be sent here, else 0: what /ready says."),
+        Family("tgi_shard_ready", G, "1 while all shards are there, else 0."),
+        Family("tgi_shard_lost", C, "How often the shards, or what they held, were lost, by how.", ("loss",), LOSSES),
+    )
+
+
+def gateway() -> tuple[Family, ...]:
+    return (
+        Family("vllm:num_requests_waiting", G, "As tgi_queue_size."),
+        Family("vllm:num_requests_running", G, "Requests in the house that do not wait."),
+        Family("vllm:kv_cache_usage_perc", G, "Share of the cache that is held, from 0 to 1."),
+        Family("vllm:gpu_cache_usage_perc", G, "The same under its older name."),
+        Family("vllm:cache_config_info", G, "The cache, in the labels.", ("block_size", "num_gpu_blocks")),
+        Family("vllm:lora_requests_info", G, "Adapters, in the labels; the value is when that changed, in Unix time.",
+               ("max_lora", "running_lora_adapters", "waiting_lora_adapters")),
+    )
+
+
+def hundredths(most: int) -> tuple[float, ...]:
+    return tuple(most / 100 * count for count in range(1, 101))

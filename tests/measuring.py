@@ -1,0 +1,56 @@
+"""A page of metrics as numbers, by what stands before them, and what the page must be whatever it says."""
+
+import re
+
+from prometheus_client.parser import text_string_to_metric_families
+
+LINE = re.compile(r'([a-zA-Z_:][\w:]*(?:\{(?:\w+="(?:[^"\\]|\\.)*",?)+\})?) (\S+)')
+
+
+def read(page: str) -> dict[str, float]:
+    """Samples as they are written, such as `tgi_request_failure{err="dropped"}`."""
+    samples = {}
+    for line in page.splitlines():
+        if not line.startswith("#"):
+            found = LINE.fullmatch(line)
+            assert found is not None, f"not a sample: {line}"
+            assert found[1] not in samples, f"twice: {line}"
+            samples[found[1]] = float(found[2])
+    return samples
+
+
+def check(page: str) -> None:
+    """Prometheus' own client reads it; histograms add up, counters and buckets are not negative."""
+    families = list(text_string_to_metric_families(page))
+    assert len({family.name for family in families}) == len(families)
+    for family in families:
+        assert family.type in {"counter", "gauge", "histogram"}, family
+        assert family.samples, f"{family.name} is empty"
+        if family.type == "histogram":
+            check_histogram(family.samples)
+        elif family.type == "counter":
+            assert all(sample.value >= 0 for sample in family.samples)
+
+
+def check_histogram(samples: list) -> None:
+    series: dict[tuple, dict] = {}
+    for sample in samples:
+        labels = {name: value for name, value in sample.labels.items() if name != "le"}
+        one = series.setdefault(tuple(labels.items()), {"buckets": []})
+        if "le" in sample.labels:
+            one["buckets"].append((float(sample.labels["le"]), sample.value))
+        else:
+            one[sample.name.rpartition("_")[2]] = sample.value
+    for one in series.values():
+        bounds, counts = zip(*one["buckets"], strict=True)
+        assert list(bounds) == sorted(set(bounds))
+        assert list(counts) == sorted(counts)
+        assert bounds[-1] == float("inf")
+        assert counts[-1] == one["count"]
+        assert one["sum"] >= 0
+
+
+def failures(samples: dict[str, float]) -> dict[str, float]:
+    """By why, those that happened."""
+    found = {name.split('"')[1]: value for name, value in samples.items() if name.startswith("tgi_request_failure{")}
+    return {err: value for err, value in found.items() if value}

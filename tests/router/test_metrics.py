@@ -1,0 +1,118 @@
+"""Which metrics there are: as text-generation-inference has them, and as the page for people lists them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from router.meters import Family, Kind
+from router.metrics import DURATIONS, families, hundredths
+from router.prompts import Limits
+
+LIMITS = Limits(max_input_tokens=1000, max_total_tokens=4000)
+FAMILIES = {family.name: family for family in families(LIMITS, 3)}
+PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+BUCKETS = {"D": DURATIONS, "S": tuple(range(1, 1025)), "P": hundredths(1000), "L": hundredths(4000), "T": (0, 1, 2),
+           "": ()}
+# What its router registers: name to type, labels and buckets.
+TGI = {
+    "tgi_request_count": ("counter", "", ""),
+    "tgi_request_success": ("counter", "", ""),
+    "tgi_request_failure": ("counter", "err", ""),
+    "tgi_request_duration": ("histogram", "", "D"),
+    "tgi_request_validation_duration": ("histogram", "", "D"),
+    "tgi_request_queue_duration": ("histogram", "", "D"),
+    "tgi_request_inference_duration": ("histogram", "", "D"),
+    "tgi_request_mean_time_per_token_duration": ("histogram", "", "D"),
+    "tgi_request_generated_tokens": ("histogram", "", "L"),
+    "tgi_request_input_length": ("histogram", "", "P"),
+    "tgi_request_max_new_tokens": ("histogram", "", "L"),
+    "tgi_request_skipped_tokens": ("histogram", "", "T"),
+    "tgi_queue_size": ("gauge", "", ""),
+    "tgi_batch_current_size": ("gauge", "", ""),
+    "tgi_batch_current_max_tokens": ("gauge", "", ""),
+    "tgi_batch_max_total_tokens": ("gauge", "", ""),
+    "tgi_batch_next_size": ("histogram", "", "S"),
+    "tgi_batch_inference_count": ("counter", "method", ""),
+    "tgi_batch_inference_success": ("counter", "method", ""),
+    "tgi_batch_inference_failure": ("counter", "method", ""),
+    "tgi_batch_inference_duration": ("histogram", "method", "D"),
+    "tgi_batch_forward_duration": ("histogram", "method", "D"),
+    "tgi_batch_decode_duration": ("histogram", "method", "D"),
+    "tgi_batch_filter_duration": ("histogram", "method", "D"),
+    "tgi_batch_concat_duration": ("histogram", "method", "D"),
+    "tgi_batch_concat": ("counter", "reason", ""),
+}
+VALUES = {
+    "tgi_request_failure": {"overloaded", "validation", "template", "generation", "incomplete", "dropped"},
+    "tgi_batch_inference_count": {"prefill", "decode"},
+    "tgi_batch_inference_success": {"prefill", "decode"},
+    "tgi_batch_inference_failure": {"prefill", "decode"},
+    "tgi_batch_inference_duration": {"prefill", "decode"},
+    "tgi_batch_forward_duration": {"prefill", "decode"},
+    "tgi_batch_decode_duration": {"prefill", "decode"},
+    "tgi_batch_filter_duration": {"prefill", "decode"},
+    "tgi_batch_concat_duration": {"decode"},
+    "tgi_batch_concat": {"backpressure", "wait_exceeded", "chunking"},
+}
+
+
+@pytest.mark.parametrize("name", TGI)
+def test_what_dashboards_of_tgi_ask_for_is_there(name: str) -> None:
+    kind, label, buckets = TGI[name]
+    family = FAMILIES[name]
+    assert (family.kind, ",".join(family.labels), family.bounds) == (kind, label, BUCKETS[buckets])
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_labels_have_the_values_that_tgi_gives_them(name: str) -> None:
+    assert set(FAMILIES[name].values) - {"timeout"} == VALUES[name]
+
+
+def test_buckets_of_durations_grow_by_half() -> None:
+    assert len(DURATIONS) == 35
+    assert list(DURATIONS) == pytest.approx([0.0001 * 1.5**k for k in range(1, 36)])
+    assert (DURATIONS[0], DURATIONS[-1]) == pytest.approx((0.00015, 145.6), rel=1e-3)
+
+
+def test_lengths_have_a_hundred_equal_buckets() -> None:
+    assert FAMILIES["tgi_request_input_length"].bounds == tuple(float(10 * count) for count in range(1, 101))
+    assert FAMILIES["tgi_request_generated_tokens"].bounds[-1] == 4000
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name.startswith("vllm:")])
+def test_what_the_gateway_asks_for_is_a_gauge(name: str) -> None:
+    assert FAMILIES[name].kind is Kind.GAUGE
+
+
+def listed() -> dict[str, tuple[str, str, str]]:
+    """Of the page: name to type, labels and buckets, as they are written."""
+    return {name: (kind, labels, buckets) for name, kind, labels, buckets in re.findall(
+        r"^\| `([\w:]+)` \| (\w+) \| (.*?) \| (\w?) \| .+ \|$", PAGE, re.MULTILINE)}
+
+
+def as_written(family: Family) -> tuple[str, str]:
+    if family.values:
+        return family.kind, f"`{family.labels[0]}`: {', '.join(family.values)}"
+    return family.kind, ", ".join(f"`{label}`" for label in family.labels)
+
+
+def test_the_page_lists_every_metric_with_type_labels_and_buckets() -> None:
+    rows = listed()
+    assert list(rows) == list(FAMILIES)
+    for name, (kind, labels, buckets) in rows.items():
+        assert (kind, labels) == as_written(FAMILIES[name]), name
+        assert FAMILIES[name].bounds == BUCKETS[buckets], name
+
+
+def test_the_page_explains_every_error() -> None:
+    explained = re.findall(r"^\| `(\w+)` \| [^|]+ \|$", PAGE, re.MULTILINE)
+    assert explained == ["err", *FAMILIES["tgi_request_failure"].values]
+
+
+def test_no_name_has_an_ending_of_newer_formats_and_every_help_is_a_line() -> None:
+    for family in FAMILIES.values():
+        assert not family.name.endswith(("_total", "_created"))
+        assert family.help.endswith(".")
+        assert "\n" not in family.help
+        assert "\\" not in family.help

@@ -1,0 +1,160 @@
+"""deploy/: the dashboard and the alerts ask for metrics and labels that are there, and each alert has its tests."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from router.messages import ModelFacts
+from router.meters import Kind
+from router.metrics import families
+from router.policy import Policy
+from router.prompts import Limits
+from router.scheduler import Scheduler
+from router.tally import Tally
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+LIMITS = Limits(max_input_tokens=1000, max_total_tokens=4000)
+FAMILIES = {family.name: family for family in families(LIMITS, 1)}
+PARTS = ("_bucket", "_sum", "_count")
+ADDED = {"instance", "job", "le"}  # labels that Prometheus has, and those of buckets
+
+
+@cache
+def dashboard() -> list[dict[str, Any]]:
+    return list(json.loads((DEPLOY / "grafana.json").read_text())["panels"])
+
+
+@cache
+def rules() -> dict[str, dict[str, Any]]:
+    [group] = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
+    return {rule["alert"]: rule for rule in group["rules"]}
+
+
+@cache
+def cases() -> list[tuple[str, list[str], bool]]:
+    """Of each check of the rules' tests: the alert, the series that it is given, and whether it fires."""
+    return list(all_cases())
+
+
+def all_cases() -> Iterator[tuple[str, list[str], bool]]:
+    for test in yaml.safe_load((DEPLOY / "alerts_test.yml").read_text())["tests"]:
+        series = [given["series"] for given in test["input_series"]]
+        for check in test["alert_rule_test"]:
+            yield check["alertname"], series, bool(check["exp_alerts"])
+
+
+def asked() -> list[str]:
+    """Of panels and rules."""
+    panels = [target["expr"] for panel in dashboard() for target in panel.get("targets", ())]
+    return panels + [rule["expr"] for rule in rules().values()]
+
+
+def expressions() -> list[str]:
+    """Those, and the series of the rules' tests."""
+    return asked() + [series for _, given, _ in cases() for series in given]
+
+
+def family_of(name: str) -> str:
+    """Of a name in an expression; histograms are asked for by their parts."""
+    if name in FAMILIES:
+        assert FAMILIES[name].kind is not Kind.HISTOGRAM, f"{name} has no line of its own"
+        return name
+    base = next((name.removesuffix(part) for part in PARTS if name.endswith(part)), name)
+    assert base in FAMILIES, f"there is no {name}"
+    assert FAMILIES[base].kind is Kind.HISTOGRAM, f"{base} has no {name}"
+    return base
+
+
+def names_in(expression: str) -> set[str]:
+    return set(re.findall(r"\b((?:tgi_|vllm:)\w+)", expression))
+
+
+def test_everything_that_is_asked_for_exists() -> None:
+    assert len(expressions()) > 60
+    for expression in expressions():
+        named = names_in(expression)
+        assert {family_of(name) for name in named} or "up{" in expression, expression
+
+
+def test_labels_that_are_asked_for_exist_and_have_those_values() -> None:
+    for expression in expressions():
+        for name, inside in re.findall(r"\b((?:tgi_|vllm:)\w+)\{([^}]*)\}", expression):
+            family = FAMILIES[family_of(name)]
+            for label, value in re.findall(r'(\w+)=~?"([^"]*)"', inside):
+                assert label in {*family.labels, *ADDED}, expression
+                assert label in ADDED or set(value.split("|")) <= set(family.values), expression
+        for label in re.findall(r"\b(?:by|without) \(([^)]*)\)", expression):
+            known = {label for name in names_in(expression) for label in FAMILIES[family_of(name)].labels}
+            assert set(label.split(", ")) <= known | ADDED, expression
+
+
+def test_rates_are_of_what_only_grows_and_gauges_are_taken_as_they_are() -> None:
+    for expression in asked():
+        grown = set(re.findall(r"\b(?:rate|increase)\(((?:tgi_|vllm:)\w+)", expression))
+        growing = {name for name in names_in(expression) if FAMILIES[family_of(name)].kind is not Kind.GAUGE}
+        assert grown == growing, expression
+
+
+def test_the_dashboard_shows_each_of_our_histograms_and_what_goes_wrong() -> None:
+    shown = {family_of(name) for panel in dashboard() for target in panel.get("targets", ())
+             for name in names_in(target["expr"])}
+    riding = {"tgi_batch_filter_duration", "tgi_batch_concat_duration", "tgi_request_skipped_tokens"}
+    assert {name for name, family in FAMILIES.items() if family.kind is Kind.HISTOGRAM} - riding <= shown
+    assert {"tgi_ready", "tgi_request_failure", "tgi_shard_lost", "tgi_request_yields", "tgi_cache_blocks"} <= shown
+
+
+def test_panels_do_not_lie_on_each_other() -> None:
+    panels = dashboard()
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    places = [(x, y) for panel in panels for at in [panel["gridPos"]]
+              for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])]
+    assert len(places) == len(set(places))
+    assert max(x for x, _ in places) < 24
+
+
+def test_each_alert_is_seen_to_fire_and_to_be_silent() -> None:
+    seen = {alert: {fires for name, _, fires in cases() if name == alert} for alert in rules()}
+    assert seen == {alert: {True, False} for alert in rules()}
+    assert {name for name, _, _ in cases()} == set(rules())
+
+
+def test_each_alert_says_where_and_how_bad() -> None:
+    for name, rule in rules().items():
+        assert rule["labels"]["severity"] in {"critical", "warning"}, name
+        assert "$labels.instance" in rule["annotations"]["summary"], name
+
+
+def test_each_alert_has_a_line_that_says_what_to_look_at() -> None:
+    page = (DEPLOY.parent / "docs/operations.md").read_text()
+    rows = re.findall(r"^\| (Weft[\w, ]+) \|", page, re.MULTILINE)
+    assert sorted(name for row in rows for name in row.split(", ")) == sorted(rules())
+
+
+def promtool(*words: str, given: str = "", fine: tuple[int, ...] = (0,)) -> None:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not installed (Debian, Ubuntu: apt install prometheus)")
+    done = subprocess.run([found, *words], cwd=DEPLOY, input=given, capture_output=True, text=True, check=False)
+    assert done.returncode in fine, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")])
+def test_promtool_finds_that_the_rules_do_what_their_tests_say(words: tuple[str, ...]) -> None:
+    promtool(*words)
+
+
+@pytest.mark.slow
+def test_promtool_reads_the_page() -> None:
+    """It says with code 3 that it would have given other names, which are not ours to choose."""
+    facts = ModelFacts("simulated", "cpu", "float32", 512, 4096, 16, 64)
+    page = Tally(Scheduler(Policy(), facts), LIMITS, 1).page(is_ready=True, has_shards=True)
+    promtool("check", "metrics", given=page, fine=(0, 3))
