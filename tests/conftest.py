@@ -37,6 +37,8 @@ BLOCKING = (  # what waits, and when it does not
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.option.markexpr = config.option.markexpr or "not long and not clients and not gpu"
     # The other method raises from a signal handler, which uvloop swallows: a test that hangs would hang for ever.
     config.option.timeout_method = "thread"
