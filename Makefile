@@ -128,9 +128,9 @@ test-clients: .venv/ready
 
 # What weft and its tests need beside torch, transformers and what those need; tests/test_make.py keeps the list whole.
 GPU_PACKAGES := aiohappyeyeballs aiohttp aiosignal annotated-types attrs cyclopts docstring-parser frozenlist grpcio \
-	grpcio-health-checking hypothesis idna iniconfig markdown-it-py mdurl multidict packaging pluggy propcache protobuf \
-	pydantic pydantic-core pygments pytest pytest-timeout rich rich-rst sortedcontainers typing-extensions \
-	typing-inspection uvloop yarl
+	grpcio-health-checking hypothesis idna iniconfig llguidance markdown-it-py mdurl multidict packaging pluggy \
+	propcache protobuf pydantic pydantic-core pygments pytest pytest-timeout rich rich-rst sortedcontainers \
+	typing-extensions typing-inspection uvloop yarl
 # pip takes a wheel only for a platform that is named exactly.
 GPU_PLATFORMS := $(foreach tag,_2_28 _2_27 _2_26 _2_24 _2_17 _2_12 _2_5 2014 2010 1,--platform manylinux$(tag)_x86_64)
 

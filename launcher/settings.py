@@ -16,7 +16,7 @@ from shard.logs import LEVELS, Logs
 TGI_FLAGS = frozenset({
     "hostname", "port", "num_shard", "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_top_n_tokens",
     "max_client_batch_size", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens",
-    "max_batch_total_tokens", "max_batch_size",
+    "max_batch_total_tokens", "max_batch_size", "disable_grammar_support",
     "api_key", "waiting_served_ratio", "max_waiting_tokens", "payload_limit", "validation_workers",
     "model_id", "revision", "dtype", "json_output", "cors_allow_origin", "tokenizer_config_path"})
 FOREIGN_VARIABLES = frozenset({

@@ -176,7 +176,7 @@ async def start_engine(engine: Engine, entrance: Entrance, startup: Startup) -> 
 async def let_in(
         order: Order, engine: Engine, entrance: Entrance, files: TextFiles, shelf: Shelf | None) -> Running:
     try:
-        validator = Validator(order.config, engine.facts, *files)
+        validator = Validator(order.config, engine.facts, *files, engine.resources.of)
     except ValueError:
         await engine.stop()
         raise

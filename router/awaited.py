@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from router.messages import Plan
@@ -13,6 +14,7 @@ from router.messages import Plan
 class Sent:
     plan: Plan
     answer: "asyncio.Future[Any]"
+    at: float
 
 
 class Awaited:
@@ -42,9 +44,14 @@ class Awaited:
     def oldest(self) -> Sent:
         return self._sent[0]
 
-    def add(self, plan: Plan, answer: "asyncio.Future[Any]") -> None:
+    @property
+    def since(self) -> float:
+        """When the oldest was sent; never, if there is none."""
+        return self._sent[0].at if self._sent else inf
+
+    def add(self, plan: Plan, answer: "asyncio.Future[Any]", at: float) -> None:
         answer.add_done_callback(self._answered)
-        self._sent.append(Sent(plan, answer))
+        self._sent.append(Sent(plan, answer, at))
 
     def drop_oldest(self) -> None:
         """It was answered."""

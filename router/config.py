@@ -48,6 +48,7 @@ class RouterConfig:
         "/v1, a role in every chunk, its reading of `presence_penalty`, and fields that it ignores are ignored.",
         choices=("none", "tgi"))
     max_client_batch_size: int = setting(4, "Most prompts in a request to /v1/completions or /vertex.", low=1)
+    disable_grammar_support: bool = setting(False, "Whether requests with a grammar are refused.")
     max_input_tokens: int | None = setting(
         None, "Most tokens in a prompt; by default one less than --max-total-tokens.", low=1)
     max_total_tokens: int | None = setting(

@@ -21,12 +21,13 @@ from router.config import RouterConfig
 from router.errors import NotReady, Overloaded
 from router.events import Entered, Event, Refused
 from router.health import LEAVING, Health
-from router.messages import Answer, ModelFacts, Plan
+from router.meeting import meet
+from router.messages import Answer, Plan
 from router.policy import Policy, without_effect
 from router.prompts import Limits
-from router.recorder import Recorder
-from router.request import Request, Tenant
-from router.scheduler import Scheduler
+from router.recorder import Recorder, new_core
+from router.request import Request, Resource, Tenant
+from router.resources import Resources
 from router.shards import Shards, ShardsLost
 from router.shelf import Shelf
 from router.stream import Stream
@@ -35,7 +36,6 @@ from router.tokenizer import Tokenizer
 from router.trials import Loss
 from shard.pb import shard_pb2 as pb
 
-CALL_TIMEOUT = 10.0  # for calls that take no step
 LEAST_STEP_TIMEOUT = 30.0
 PAUSE = 0.1  # before shards are asked again
 DEFECTS, DEFECT_WINDOW = 3, 60.0
@@ -51,6 +51,7 @@ class Engine:
         self.config = config
         self.is_ready = False
         self.health = Health()
+        self.resources = Resources(shards, self._resource_changed, lambda: self._under_way.since)
         self._shards = shards
         self._tokenizer = tokenizer
         self._on_broken = on_broken
@@ -73,22 +74,20 @@ class Engine:
                 pass
             limits = Limits.of(self.config, self.facts)
         except BaseException:
+            await self.resources.close()
             await self._shards.close()
             raise
         policy = Policy.of(self.config, self.facts)
         for flag in without_effect(self.config, policy):
             log.warning("%s has no effect with mixed steps, only with --prefill-policy pause", flag)
-        self._core = self._new_core(policy)
+        seconds = 60 * self.config.record_minutes if self._shelf is not None else 0.0
+        self._core = new_core(policy, self.facts, seconds, now())
         self.tally = Tally(self._core, limits, self.facts.tokens_per_step)
-        self._clients = Clients(self.config, self._tokenizer, self._core, self._wake.set, self.tally)
+        self._clients = Clients(self.config, self._tokenizer, self._core, self._wake.set,
+                                tally=self.tally, release=self.resources.release)
         self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
         self._loop = asyncio.create_task(self._run(), name="engine")
         self._loop.add_done_callback(self._ended)
-
-    def _new_core(self, policy: Policy) -> Scheduler:
-        if self._shelf is None or not self.config.record_minutes:
-            return Scheduler(policy, self.facts)
-        return Recorder(policy, self.facts, 60 * self.config.record_minutes, now())
 
     async def stop(self) -> None:
         """Whoever is still served fails; nothing is left behind."""
@@ -96,6 +95,7 @@ class Engine:
         await asyncio.gather(self._loop, return_exceptions=True)
         self._alarm.cancel()
         self._under_way.forget()
+        await self.resources.close()
         self.health.leave(LEAVING)
         self._clients.fail_everyone(LEAVING)
         await self._shards.close()
@@ -104,9 +104,11 @@ class Engine:
         """`came` is when the client began to ask, if that was before now."""
         if self._loop.done():
             raise NotReady(LEAVING)
+        self.resources.hold(request.needs)
         events = self._core.submit(request, now())
         first = events[0]
         if isinstance(first, Refused):
+            self.resources.release(request.needs)
             raise Overloaded(first.reason, first.retry_after)
         assert isinstance(first, Entered)
         stream = self._clients.open(request, first.sequence, came)
@@ -189,9 +191,15 @@ class Engine:
         self._events += self._core.expire(now())
         self._tell()
 
+    def _resource_changed(self, resource: Resource, reason: str) -> None:
+        core = self._core
+        self._events += core.unavailable(resource, reason, now()) if reason else core.available(resource, now())
+        self._tell()
+        self._wake.set()
+
     def _send(self, plan: Plan) -> None:
         timeout = self._under_way.seconds + self._step_timeout(plan)
-        self._under_way.add(plan, self._shards.send(wire.encode(plan), timeout))
+        self._under_way.add(plan, self._shards.send(wire.encode(plan), timeout), now())
         self.health.progress.sent(plan.seconds, now())
         self.tally.steps.sent(plan)
 
@@ -221,25 +229,10 @@ class Engine:
 
     # -- shards
 
-    async def _meet_shards(self) -> ModelFacts:
-        """Warm up whoever has not been, and begin a new epoch."""
-        await self._shards.connect()
-        infos = await self._shards.info(CALL_TIMEOUT)
-        if not all(info.HasField("warmup") for info in infos):
-            most = self.config.max_total_tokens or min(info.max_positions for info in infos)
-            await self._shards.warmup(wire.warmup_request(self.config, most))
-            infos = await self._shards.info(CALL_TIMEOUT)
-        self._epoch = max(self._epoch, *(info.epoch for info in infos)) + 1
-        await self._shards.reset(self._epoch, CALL_TIMEOUT)
-        try:
-            return wire.facts(infos)
-        except wire.Defect as defect:
-            raise ShardsLost(Loss.DEFECT, str(defect)) from None
-
     async def _meet(self, *expected: Loss) -> bool:
         """Whether the shards are there now. A loss that is not expected is raised."""
         try:
-            self.facts = await self._meet_shards()
+            meeting = await meet(self._shards, self.config, self._epoch)
         except ShardsLost as lost:
             if lost.loss not in expected:
                 raise
@@ -247,6 +240,8 @@ class Engine:
             self._judge(lost)
             await asyncio.sleep(PAUSE)
             return False
+        self.facts, self._epoch = meeting.facts, meeting.epoch
+        await self.resources.met(meeting)
         self.is_ready = True
         self.health.well()
         return True
@@ -257,6 +252,7 @@ class Engine:
         self.health.ill(f"the shards are lost ({lost.loss.name.lower()}) and not back yet")
         self.tally.steps.lost(lost.loss, [sent.plan for sent in self._under_way])
         self._events += self._core.shards_lost(now(), lost.loss)
+        self.resources.lost(everything=lost.loss is Loss.DEATH)
         self._tell()
         self._judge(lost)
         await self._under_way.settle()

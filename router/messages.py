@@ -37,6 +37,7 @@ class ModelFacts:
     measurements: tuple[Measurement, ...] = ()
     cache_bytes: int = 0  # on all ranks together
     why: str = ""  # the cache has this size, for people
+    grammars: bool = False  # whether every shard takes them
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,9 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """Raises ValueError when a file is missing or makes no sense."""
-    tokenizer = read_vocabulary(folder / "tokenizer.json")
-    return Tokenizer(tokenizer, read_end_tokens(folder, tokenizer))
+    path = folder / "tokenizer.json"
+    tokenizer = read_vocabulary(path)
+    return Tokenizer(tokenizer, read_end_tokens(folder, tokenizer), str(path))
 
 
 def read_vocabulary(path: Path) -> tokenizers.Tokenizer:

@@ -56,6 +56,7 @@ class Names:
     max_new_tokens: str = "max_new_tokens"
     truncate: str = "truncate"  # empty where a prompt cannot be cut
     top_n_tokens: str = "top_n_tokens"
+    grammar: str = "grammar"
 
 
 TGI_NAMES = Names()

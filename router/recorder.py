@@ -184,6 +184,11 @@ class Recorder(Scheduler):
         return events
 
 
+def new_core(policy: Policy, facts: ModelFacts, seconds: float, now: float) -> Scheduler:
+    """That keeps at least so many seconds, if any."""
+    return Recorder(policy, facts, seconds, now) if seconds else Scheduler(policy, facts)
+
+
 def rare(answer: Answer, stopped: Mapping[int, int], events: list[Event]) -> tuple[Any, ...]:
     """What an answer says beside one token for everybody, none of which ends: rows of another length, the index of the
     token that ended a sequence, tokens up to a stop string, and who failed."""

@@ -27,6 +27,8 @@ OPTIONS = [
     # Every Shards has connections of its own, also to a path that another one of this process knew.
     ("grpc.use_local_subchannel_pool", 1),
 ]
+LOAD_TIMEOUT = 60.0  # for one adapter or grammar
+GONE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 LOSSES = {
     grpc.StatusCode.INTERNAL: Loss.STEP_ERROR,
     grpc.StatusCode.FAILED_PRECONDITION: Loss.DEFECT,
@@ -193,11 +195,12 @@ class Shards:
     async def reset(self, epoch: int, timeout: float) -> None:
         await self._everywhere(pb.ResetRequest(epoch=epoch), timeout)
 
-    async def load(self, request: pb.LoadRequest) -> None:
-        await self._everywhere(request, None)
+    async def load(self, request: pb.LoadRequest) -> str:
+        """Why some rank did not, or nothing. Raises ShardsLost when one is not there."""
+        return await self._beside(request)
 
-    async def unload(self, request: pb.UnloadRequest) -> None:
-        await self._everywhere(request, None)
+    async def unload(self, request: pb.UnloadRequest) -> str:
+        return await self._beside(request)
 
     def send(self, messages: list[Any], timeout: float) -> "asyncio.Future[Any]":
         """All messages to all ranks, none waiting for the one before. The result is rank 0's answer to the last of them
@@ -207,18 +210,29 @@ class Shards:
         outcomes = [rank.send(method, data, timeout) for rank in self._ranks for method, data in sealed]
         return Answers(messages, outcomes, self.world_size).last
 
+    async def _beside(self, request: Message) -> str:
+        """What ranks do not do beside the steps ends no epoch."""
+        troubles = [result for result in await self._of_all(request, LOAD_TIMEOUT) if isinstance(result, Trouble)]
+        if any(trouble.code in GONE for trouble in troubles):
+            self._note_gone()
+            raise ShardsLost(Loss.DEATH, "a shard went away")
+        return troubles[0].reason or troubles[0].code.name.lower() if troubles else ""
+
     def _seal(self, message: Any) -> tuple[str, bytes]:
         method = METHODS[type(message)]
         on_wire = pb.StepMessage(**{method.lower(): message}) if self._stream else message
         return method, on_wire.SerializeToString()
 
     async def _everywhere(self, message: Message, timeout: float | None) -> list[Any]:
-        method, data = METHODS[type(message)], message.SerializeToString()
-        results = await asyncio.gather(*(rank.call(method, data, timeout) for rank in self._ranks))
+        results = await self._of_all(message, timeout)
         lost = worst([message], results, self.world_size)
         if lost is not None:
             raise lost
         return results
+
+    async def _of_all(self, message: Message, timeout: float | None) -> list[Outcome]:
+        method, data = METHODS[type(message)], message.SerializeToString()
+        return await asyncio.gather(*(rank.call(method, data, timeout) for rank in self._ranks))
 
 
 async def together(all_of_them: list[Coroutine[Any, Any, None]]) -> None:

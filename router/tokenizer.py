@@ -19,14 +19,21 @@ MAX_PAIRS = 100_000
 
 
 class Tokenizer:
-    def __init__(self, tokenizer: tokenizers.Tokenizer, end_tokens: Iterable[int]) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, end_tokens: Iterable[int], path: str = "") -> None:
+        """`path` is that of its file, if it has one."""
         self._tokenizer = tokenizer
+        self._path = path
         self._texts: dict[int, str] = {}  # at most one entry per token of the vocabulary
         self._widths: dict[int, int] = {}  # characters of a token by itself, likewise
         self._pairs: dict[tuple[int, int], str] = {}  # what a token adds behind another, at most MAX_PAIRS
         self.special = frozenset(
             token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
         self.end_tokens = frozenset(end_tokens)
+
+    @property
+    def origin(self) -> str:
+        """The path of its file, or else what would stand in one."""
+        return self._path or self._tokenizer.to_str()
 
     def encoding(self, text: str, *, add_special_tokens: bool = True, last: int | None = None) -> tokenizers.Encoding:
         """The tokens of a text, or the last so many. Other threads run meanwhile: only batches let go of the lock."""

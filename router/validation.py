@@ -5,19 +5,20 @@ the TGI dialect does, but for those that a dialect has its own names for.
 """
 
 import hashlib
-import math
 import secrets
-import struct
 import time
 from dataclasses import dataclass
 
+from router.bounds import above_zero, between, fraction
 from router.chat import ChatTemplate, Conversation
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
+from router.grammar import Grammar
+from router.grammars import Grammars, Number
 from router.hashing import namespace
 from router.messages import ModelFacts
 from router.prompts import TGI_NAMES, Encoded, Limits, Names, Prompt, Prompts, Text
-from router.request import ANYONE, Request, SamplingParams, Tenant
+from router.request import ANYONE, Request, Resource, SamplingParams, Tenant
 from router.speech import Shape
 from router.tokenizer import Tokenizer
 
@@ -54,7 +55,7 @@ class Wanted:
     seed: int | None = None
     top_n_tokens: int | None = None
     prompt_logprobs: bool = False
-    grammar: object = None
+    grammar: Grammar | None = None
     adapter: str | None = None
     cache_salt: str | None = None  # only requests with the same one share cached prompts
     priority: int = 0
@@ -82,8 +83,10 @@ class Validator:
     """Close it to end its threads."""
 
     def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer,
-                 template: ChatTemplate | None = None) -> None:
+                 template: ChatTemplate | None = None, number: Number | None = None) -> None:
+        """`number` is what grammars get theirs from; without it they are not served."""
         self.tokenizer = tokenizer
+        self._grammars = Grammars(config, facts, tokenizer, number)
         self._prompts = Prompts(config, facts, tokenizer, template)
         self._config = config
         self._facts = facts
@@ -97,11 +100,10 @@ class Validator:
         space = self._namespace(wanted)
         given = Text(wanted.prompt, wanted.truncate, wanted.max_new_tokens, space, wanted.names)
         prompt = await self._prompts.of(given)
-        if wanted.grammar is not None:
-            raise InvalidRequest("`grammar` is given, but this model is served without grammars; leave it out")
         if wanted.adapter is not None:
             raise InvalidRequest("`adapter_id` is given, but this model is served without adapters; leave it out")
-        return [self._choice(wanted, sampling, prompt, index) for index in range(wanted.best_of or 1)]
+        grammar = await self._grammars.need(wanted.names.grammar, wanted.grammar)
+        return [self._choice(wanted, sampling, prompt, grammar, index) for index in range(wanted.best_of or 1)]
 
     async def encoded(self, text: str | Conversation) -> Encoded:
         """A prompt's tokens, however many. Raises InvalidRequest, TemplateFailed or Overloaded."""
@@ -119,6 +121,7 @@ class Validator:
 
     def close(self) -> None:
         self._prompts.close()
+        self._grammars.close()
 
     def _check(self, wanted: Wanted) -> SamplingParams:
         """All that can be said before the prompt is tokenised, in TGI's order."""
@@ -203,7 +206,8 @@ class Validator:
         tenant = wanted.tenant.name if self._config.cache_scope == "tenant" else ""
         return namespace(tenant, NO_ADAPTER, wanted.cache_salt or "")
 
-    def _choice(self, wanted: Wanted, sampling: SamplingParams, prompt: Prompt, index: int) -> Choice:
+    def _choice(self, wanted: Wanted, sampling: SamplingParams, prompt: Prompt, grammar: Resource | None,
+                index: int) -> Choice:
         left = self.limits.max_total_tokens - len(prompt.tokens)
         seed = chosen_seed(wanted.seed) if sampling.temperature else None
         request = Request(
@@ -212,7 +216,8 @@ class Validator:
             max_new_tokens=left if wanted.max_new_tokens is None else min(wanted.max_new_tokens, left),
             key=0 if seed is None else draw_key(seed, 0 if wanted.seed is None else index),
             sampling=sampling,
-            end_tokens=frozenset() if wanted.ignore_eos else self._end_tokens,
+            # With a grammar the text ends where that does, whatever else is asked for.
+            end_tokens=frozenset() if wanted.ignore_eos and grammar is None else self._end_tokens,
             stop_strings=wanted.stop_strings,
             prompt_logprobs=wanted.prompt_logprobs,
             priority=wanted.priority,
@@ -220,6 +225,7 @@ class Validator:
             timeout=time_left(wanted.deadline),
             namespace=prompt.namespace,
             block_hashes=prompt.block_hashes,
+            grammar=grammar,
         )
         return Choice(request, seed, prompt.num_characters)
 
@@ -257,42 +263,3 @@ def check_text(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise InvalidRequest(f"`{name}` holds half of a surrogate pair, which is no character") from None
-
-
-def as_float32(name: str, value: float) -> float:
-    """The value as the shard will see it: what a 32-bit number cannot tell from a bound is refused like the bound."""
-    try:
-        narrow: float = struct.unpack("f", struct.pack("f", value))[0]
-    except OverflowError:
-        narrow = math.inf
-    if not math.isfinite(narrow):
-        raise InvalidRequest(f"`{name}` must be a finite 32-bit number, got {value}")
-    return narrow
-
-
-def above_zero(name: str, value: float | None) -> float:
-    if value is None:
-        return 1.0
-    narrow = as_float32(name, value)
-    if narrow <= 0:
-        raise InvalidRequest(f"`{name}` must be above 0, got {value}")
-    return narrow
-
-
-def between(name: str, value: float | None, low: float, high: float) -> float:
-    if value is None:
-        return 0.0
-    narrow = as_float32(name, value)
-    if not low <= narrow <= high:
-        raise InvalidRequest(f"`{name}` must be at least {low} and at most {high}, got {value}")
-    return narrow
-
-
-def fraction(name: str, value: float | None) -> float:
-    """0 where nothing is given: keep all candidates."""
-    if value is None:
-        return 0.0
-    narrow = as_float32(name, value)
-    if not 0 < narrow < 1:
-        raise InvalidRequest(f"`{name}` must be above 0 and below 1, got {value}; leave it out to keep all candidates")
-    return narrow

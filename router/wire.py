@@ -26,7 +26,7 @@ from router.messages import (
     Prefill,
     PromptLogprobs,
 )
-from router.request import Request, SamplingParams
+from router.request import Request, Resource, SamplingParams
 from shard.pb import shard_pb2 as pb
 
 FAILURES = {
@@ -34,6 +34,7 @@ FAILURES = {
     pb.GRAMMAR: "the grammar had no way on",
     pb.NO_ROOM: "the model has no position left",
 }
+KINDS: dict[str, "pb.Kind"] = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
 SAMPLING = {field.name: field.default for field in fields(SamplingParams)}
 
 T = TypeVar("T")
@@ -90,8 +91,9 @@ def _sequences(newcomers: tuple[Newcomer, ...]) -> pb.Sequences | None:
 
 
 def _sampling(requests: list[Request]) -> pb.Sampling:
-    """A field that holds a tuple is a ragged column. End tokens go with those who may not choose them at first."""
-    columns = _ragged("end_tokens", [sorted(r.end_tokens) if r.sampling.min_tokens else [] for r in requests])
+    """A field that holds a tuple is a ragged column. End tokens go with those who may not always choose them."""
+    columns = _ragged("end_tokens", [
+        sorted(r.end_tokens) if r.sampling.min_tokens or r.grammar else [] for r in requests])
     for name, default in SAMPLING.items():
         values = [getattr(request.sampling, name) for request in requests]
         columns |= _ragged(name, values) if isinstance(default, tuple) else {name: _column(values, default)}
@@ -130,6 +132,14 @@ def warmup_request(config: RouterConfig, max_total_tokens: int) -> pb.WarmupRequ
         max_cache_tokens=config.max_batch_total_tokens or 0)
 
 
+def load_request(resource: Resource, source: str, epoch: int) -> pb.LoadRequest:
+    return pb.LoadRequest(epoch=epoch, kind=KINDS[resource.kind], id=resource.id, source=source)
+
+
+def unload_request(resource: Resource, epoch: int) -> pb.UnloadRequest:
+    return pb.UnloadRequest(epoch=epoch, kind=KINDS[resource.kind], id=resource.id)
+
+
 # -- from the shards
 
 
@@ -149,7 +159,14 @@ def facts(infos: list[pb.InfoAnswer]) -> ModelFacts:
         mixed_steps=first.mixed_steps, world_size=first.world_size, exact=all(info.exact for info in infos),
         measurements=tuple(Measurement(*row) for row in zip(
             warm.rows, warm.chunk_tokens, warm.context, warm.seconds, strict=True)),
-        cache_bytes=sum(info.warmup.cache_bytes for info in infos), why=warm.why)
+        cache_bytes=sum(info.warmup.cache_bytes for info in infos), why=warm.why,
+        grammars=all(info.grammars for info in infos))
+
+
+def loaded(info: pb.InfoAnswer) -> frozenset[Resource]:
+    """What a rank holds."""
+    numbers = {"adapter": info.loaded_adapters, "grammar": info.loaded_grammars}
+    return frozenset(Resource(kind, number) for kind in KINDS for number in numbers[kind])
 
 
 def decode(answer: pb.StepAnswer, plan: Plan, model: ModelFacts) -> Answer:

@@ -18,6 +18,7 @@ from shard.config import ShardConfig
 from shard.device import choose_device, count_sharing, count_threads
 from shard.distributed import Group, choose_backend, join
 from shard.exactness import Gate
+from shard.grammar import Grammars, read_grammars
 from shard.layers.linear import can_pack
 from shard.machine import Forgotten, Kept, fingerprint
 from shard.memory import Available, Room, check_weights, gpu_room, host_room, read_gpu, read_host
@@ -44,6 +45,7 @@ class Loaded:
     device: torch.device
     dtype: torch.dtype
     inexact: str  # why answers may depend on their company, or nothing
+    grammars: Grammars | None  # on rank 0, if the model's tokenizer can be used
     num_sharing: int  # shards that take their cache from the same memory
     memory_fraction: float | None
 
@@ -92,9 +94,11 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     inexact = examine(gate, group, memory, fingerprint(shape))
     if inexact:
         log.warning("answers may depend on what else is served at the same time: %s", inexact)
-    runner = Runner(model, attention, Sampler(described.vocabulary_size, device), group, device=device)
+    grammars = read_grammars(folder, described.vocabulary_size) if group.rank == 0 else None
+    sampler = Sampler(described.vocabulary_size, device, grammars)
+    runner = Runner(model, attention, sampler, group, device=device)
     sharing = count_sharing(config.rank, config.world_size, num_gpus) if device.type == "cuda" else config.world_size
-    return Loaded(config.model, model, attention, runner, group, device, dtype, inexact, sharing,
+    return Loaded(config.model, model, attention, runner, group, device, dtype, inexact, grammars, sharing,
                   config.memory_fraction)
 
 

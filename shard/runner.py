@@ -22,7 +22,7 @@ from shard.sequence import Sequence
 from shard.step import Inputs, build
 
 PROMPT_PIECE = 64  # rows of logits that are held at once for prompt logprobs
-NO_TOKEN = -1  # what rank 0 sends for a sequence whose logits are not finite
+FAILURES = {-pb.NON_FINITE: pb.NON_FINITE, -pb.GRAMMAR: pb.GRAMMAR}  # as numbers in the place of a token
 
 
 class Model(Protocol):
@@ -59,22 +59,26 @@ class Runner:
         prompts = {chunk.sequence.id: self._prompt_logprobs(chunk, rows, hidden)
                    for chunk, rows in chunk_rows(step) if asks_for_prompt(chunk) and chunk.sequence.id not in failed}
         failed |= self._without_number(prompts)
-        said = self._say(step.yielding, hidden[inputs.sampled]) if step.yielding else {}
-        failed |= {sequence.id for sequence in step.yielding if sequence.id not in said}
-        prompts = {number: part for number, part in prompts.items() if number not in failed}
-        return Outcome(said, prompts, dict.fromkeys(sorted(failed), pb.NON_FINITE))
+        said, silent = self._say(step.yielding, hidden[inputs.sampled]) if step.yielding else ({}, {})
+        failures = silent | dict.fromkeys(sorted(failed), pb.NON_FINITE)
+        prompts = {number: part for number, part in prompts.items() if number not in failures}
+        return Outcome({number: word for number, word in said.items() if number not in failures}, prompts, failures)
 
-    def _say(self, sequences: list[Sequence], hidden: Tensor) -> dict[int, Said]:
-        """Whoever's logits are not finite says nothing."""
+    def _say(self, sequences: list[Sequence], hidden: Tensor) -> tuple[dict[int, Said], dict[int, pb.Failure]]:
+        """What everybody says, and why the others say nothing."""
         logits = self.model.logits(hidden)  # [sequences, vocabulary]
         if logits is not None:
             chosen = self._sampler.choose(logits, sequences)
+            told = list(map(token_or_failure, chosen.tokens, chosen.finite, chosen.fitting))
             if self._group.size > 1:
-                tokens = [token if fine else NO_TOKEN for token, fine in zip(chosen.tokens, chosen.finite, strict=True)]
-                self._group.broadcast(torch.tensor(tokens, device=self._device))
-            return {s.id: said(chosen, row) for row, s in enumerate(sequences) if chosen.finite[row]}
-        tokens = self._group.broadcast(torch.empty(len(sequences), dtype=torch.int64, device=self._device)).tolist()
-        return {s.id: Said([token], []) for s, token in zip(sequences, tokens, strict=True) if token != NO_TOKEN}
+                self._group.broadcast(torch.tensor(told, device=self._device))
+            words = [said(chosen, row) for row in range(len(sequences))]
+        else:
+            told = self._group.broadcast(torch.empty(len(sequences), dtype=torch.int64, device=self._device)).tolist()
+            words = [Said([token], []) for token in told]
+        rows = list(zip(sequences, told, words, strict=True))
+        return ({sequence.id: word for sequence, token, word in rows if token >= 0},
+                {sequence.id: FAILURES[token] for sequence, token, _ in rows if token < 0})
 
     def _without_number(self, prompts: dict[int, PromptPart]) -> set[int]:
         """Whose prompt has a logprob that is none, as rank 0 sees it; all ranks must know."""
@@ -96,6 +100,13 @@ class Runner:
             if logits is not None:
                 logprobs += self._sampler.prompt_logprobs(logits, piece)
         return PromptPart(chunk.start + 1, logprobs)
+
+
+def token_or_failure(token: int, finite: bool, fitting: bool) -> int:
+    """As rank 0 tells the others."""
+    if not fitting:
+        return -pb.GRAMMAR
+    return token if finite else -pb.NON_FINITE
 
 
 def said(chosen: Chosen, row: int) -> Said:

@@ -1,8 +1,8 @@
 """From logits to tokens, logprobs and the best candidates, for all rows of a step.
 
 What a row gets depends on its logits and its sequence alone, to the last bit, whatever the other rows are and ask for.
-First come penalties and masks, then temperature, then filters and the draw. Temperature 0 takes the best candidate and
-filters nothing. Knows nothing of models, caches or ranks.
+First come penalties and masks, grammars last, then temperature, then filters and the draw. Temperature 0 takes the best
+candidate and filters nothing. Knows nothing of models, caches or ranks.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ from torch import Tensor
 from shard.candidates import FEW, MANY, Finder, all_of
 from shard.choice import Choice, choices_of
 from shard.draws import uniforms
+from shard.grammar import Grammars
 from shard.penalties import is_processed, process
 from shard.sequence import Sampling, Sequence
 
@@ -29,18 +30,24 @@ class Chosen:
     logprobs: list[float] = field(default_factory=list)
     top_tokens: list[list[int]] = field(default_factory=list)
     top_logprobs: list[list[float]] = field(default_factory=list)
-    finite: list[bool] = field(default_factory=list)  # where not, the other entries mean nothing
+    # Where not, the other entries mean nothing.
+    finite: list[bool] = field(default_factory=list)
+    fitting: list[bool] = field(default_factory=list)  # into the grammar of the row, if it has one
 
-    def add(self, choice: Choice, finite: bool) -> None:
+    def add(self, choice: Choice, finite: bool, fitting: bool) -> None:
         self.tokens.append(choice.token)
         self.logprobs.append(choice.logprob)
         self.top_tokens.append(choice.top_tokens)
         self.top_logprobs.append(choice.top_logprobs)
         self.finite.append(finite)
+        self.fitting.append(fitting)
 
 
 class Sampler:
-    def __init__(self, vocabulary_size: int, device: str | torch.device = "cpu") -> None:
+    def __init__(self, vocabulary_size: int, device: str | torch.device = "cpu",
+                 grammars: Grammars | None = None) -> None:
+        """Without `grammars` no sequence has one."""
+        self._grammars = grammars
         self._finder = Finder(vocabulary_size)
         # Kept, since getting so much memory from the system takes longer than to fill it.
         self._logprobs = torch.empty(ROWS, vocabulary_size, device=device)
@@ -66,14 +73,26 @@ class Sampler:
         sums = logits.sum(-1).tolist()  # not finite where a logit is not
         raw = self._raw(logits, sequences) if any(map(wants_raw, sequences)) else None
         process(logits, sequences)
+        lost = self._mask(logits, sequences)
         cool(logits, [sequence.sampling.temperature for sequence in sequences])
         choices = self._choices(logits, sequences)
         # Where nothing was left to choose from, the logprob is no number.
         finite = [isfinite(total) and isfinite(choice.logprob) for total, choice in zip(sums, choices, strict=True)]
         if raw is not None:
             self._retell(choices, raw, sequences)
-        for choice, is_finite in zip(choices, finite, strict=True):
-            chosen.add(choice, is_finite)
+        for row, (choice, is_finite) in enumerate(zip(choices, finite, strict=True)):
+            chosen.add(choice, is_finite, row not in lost and self._fits(sequences[row], choice, is_finite))
+
+    def _mask(self, logits: Tensor, sequences: list[Sequence]) -> set[int]:
+        """The rows whose grammar has no way on."""
+        if self._grammars is None or not any(sequence.grammar for sequence in sequences):
+            return set()
+        return self._grammars.mask(logits, sequences)
+
+    def _fits(self, sequence: Sequence, choice: Choice, is_finite: bool) -> bool:
+        if self._grammars is None or not sequence.grammar or not is_finite:
+            return True
+        return self._grammars.advance(sequence, choice.token)
 
     def _choices(self, logits: Tensor, sequences: list[Sequence]) -> list[Choice]:
         logprobs, samplings = log_softmax(logits, self._logprobs), [sequence.sampling for sequence in sequences]
@@ -116,7 +135,8 @@ class Sampler:
 def wants_raw(sequence: Sequence) -> bool:
     """Whether it wants logprobs of logits that are about to change."""
     sampling = sequence.sampling
-    return sampling.raw_logprobs and (is_processed(sequence) or sampling.temperature not in {0.0, 1.0})
+    changed = is_processed(sequence) or sequence.grammar or sampling.temperature not in {0.0, 1.0}
+    return sampling.raw_logprobs and bool(changed)
 
 
 def cool(logits: Tensor, temperatures: list[float]) -> None:

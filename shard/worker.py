@@ -1,7 +1,7 @@
 """The worker with a real model: verbs in, answers out. It keeps the ledger, and the cache whose blocks that names.
 
-Knows nothing of the wire, nor of how a step is computed (`runner.py`). All calls but `info` and `close` come from one
-thread.
+Knows nothing of the wire, nor of how a step is computed (`runner.py`). All calls but `info`, `close`, `load` and
+`unload` come from one thread.
 """
 
 import logging
@@ -51,12 +51,13 @@ class ModelWorker:
         """A step cannot be woken up; the process ends it."""
 
     def info(self) -> pb.InfoAnswer:
-        loaded, limits = self._loaded, self.ledger.limits
+        loaded, limits, numbers = self._loaded, self.ledger.limits, self.ledger.loaded[pb.KIND_GRAMMAR]
         return pb.InfoAnswer(
             model=loaded.name, device=loaded.device.type, dtype=name(loaded.dtype), rank=loaded.group.rank,
             world_size=loaded.group.size, epoch=self._epoch, vocabulary_size=limits.vocabulary_size,
             max_positions=limits.max_positions, tokens_per_step=limits.tokens_per_step, mixed_steps=limits.mixed_steps,
-            exact=not loaded.inexact, warmup=self._warmup)
+            exact=not loaded.inexact, grammars=self._takes_grammars,
+            loaded_grammars=sorted(numbers), warmup=self._warmup)
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
         self.ledger.check_warmup(request)
@@ -135,11 +136,23 @@ class ModelWorker:
         return pb.Acknowledgement(epoch=request.epoch, order=request.order)
 
     def load(self, request: pb.LoadRequest) -> pb.LoadAnswer:
+        """Beside the steps, in a thread of its own. The other ranks only note the number: rank 0 chooses the tokens."""
         self.ledger.check_load(request)
-        raise Refused(f"this shard takes no {pb.Kind.Name(request.kind)}")
+        if request.kind != pb.KIND_GRAMMAR or not self._takes_grammars:
+            raise Refused(f"this shard takes no {pb.Kind.Name(request.kind)}")
+        if self._loaded.grammars is not None:
+            self._loaded.grammars.load(request.id, request.source)
+        self.ledger.load(request)
+        return pb.LoadAnswer(bytes=len(request.source))
+
+    @property
+    def _takes_grammars(self) -> bool:
+        return self._loaded.grammars is not None or self._loaded.group.rank > 0
 
     def unload(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
         self.ledger.unload(request)
+        if self._loaded.grammars is not None:
+            self._loaded.grammars.unload(request.id)
         return pb.UnloadAnswer()
 
     def _run(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step) -> pb.StepAnswer:

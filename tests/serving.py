@@ -166,7 +166,8 @@ class Served(Weft):
 
     async def start(self) -> None:
         await super().start()
-        self.validator = Validator(self.config, self.engine.facts, self.tokenizer, plain_template())
+        self.validator = Validator(
+            self.config, self.engine.facts, self.tokenizer, plain_template(), self.engine.resources.of)
         self.server = Server(create_app(self.engine, self.validator, self.config, Keys.of(self.config), About()))
         # Small buffers in the kernel, so that a client that does not read is noticed after few bytes.
         with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -24,6 +24,7 @@ ONLY = {  # packages that few may import
     "aiohttp": {"router/http", "benchmarks"},
     "uvloop": {"router/__main__.py", "benchmarks"},
     "jinja2": {"router/chat.py"},
+    "llguidance": {"router/grammar_child.py", "shard/grammar.py"},
     "cyclopts": {"launcher/cli.py", "benchmarks"},
     "torch": {"shard", "benchmarks", "launcher/demo"},
 }

@@ -147,6 +147,8 @@ class Weave:
         self._core = Scheduler(Policy.of(config, self._facts), self._facts)
         self._core.costs = type(self._core.costs).measured(SECONDS)
         self._core.shards_ready(self._facts, loom.next_epoch(), 0.0)
+        for need in {need for thread in threads for need in thread.request.needs}:
+            self._core.available(need, 0.0)
         self._heard = [Heard() for _ in threads]
         self._numbers: dict[int, int] = {}
         self._under_way: deque[tuple[Plan, Any]] = deque()

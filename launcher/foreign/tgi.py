@@ -49,7 +49,7 @@ MODEL = (
     Flag("rope-scaling", (refused(ROPE),)),
     Flag("rope-factor", (refused(ROPE),)),
     same("tokenizer-config-path"),
-    switch("disable-grammar-support", unused("grammars are not served yet"), "grammars are not served yet"),
+    switch("disable-grammar-support", setting("disable_grammar_support")),
     switch("enable-prefill-logprobs", silent("logprobs of the prompt are there for whoever asks for them"),
            "logprobs of the prompt are there for whoever asks for them"),
     Flag("watermark-gamma", (

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from router.chat import Conversation
 from router.errors import InvalidRequest, ToolsFailed
+from router.grammar import Grammar, read_grammar
 from router.http.body import Foreign, Integer32, Unsigned, Unsigned32, read_body
 from router.http.chunks import OPENAI, TGI, Chunks, Extras, Label, completion_json, error_chunk
 from router.http.dialect import House, collected, open_stream
@@ -31,11 +32,10 @@ from router.speech import BARE, Reader, parsing
 from router.validation import Choice, Wanted
 
 FINGERPRINT = f"{version('weft')}-native"
-NAMES = Names(prompt="messages", max_new_tokens="max_tokens", truncate="", top_n_tokens="top_logprobs")
+NAMES = Names(prompt="messages", max_new_tokens="max_tokens", truncate="", grammar="response_format",
+              top_n_tokens="top_logprobs")
 END_OF_PROMPT = 64  # tokens, in which an answer may have begun
 ANY_MODEL = frozenset({None, "", "tgi"})  # what clients say that want what is served
-# Without these an answer would not be what was asked for, so they are not ignored as unknown fields are.
-NOT_SERVED = ("response_format",)
 
 
 def text_of(content: object) -> str | None:
@@ -128,6 +128,7 @@ class ChatRequest(Foreign):
         return replace(mine.wanted(caller), repetition_penalty=penalty)
 
     def wanted(self, caller: Caller) -> Wanted:
+        grammar = self._grammar()
         self._check_served()
         greedy = self.temperature == 0
         return Wanted(
@@ -143,6 +144,7 @@ class ChatRequest(Foreign):
             stop_strings=tuple(self.stop),
             seed=self.seed,
             top_n_tokens=self.top_logprobs,
+            grammar=grammar,
             cache_salt=self.cache_salt,
             priority=self.priority,
             tenant=caller.tenant,
@@ -150,14 +152,17 @@ class ChatRequest(Foreign):
             deadline=caller.deadline,
         )
 
-    def _check_served(self) -> None:
-        if self.tools is not None and self.response_format is not None:
+    def _grammar(self) -> Grammar | None:
+        if self.response_format is None:
+            return None
+        grammar = read_grammar(NAMES.grammar, self.response_format)
+        if grammar is not None and self.tools is not None:
             raise ToolsFailed("Grammar and tools are mutually exclusive")
+        return grammar
+
+    def _check_served(self) -> None:
         if self.n not in {None, 1}:
             raise InvalidRequest(f"`n` must be 1, got {self.n}; ask several times")
-        for name in NOT_SERVED:
-            if getattr(self, name):
-                raise InvalidRequest(f"`{name}` is given, but chats are served without it yet; leave it out")
 
     def _most_tokens(self) -> int | None:
         given = {self.max_tokens, self.max_completion_tokens} - {None}

@@ -14,6 +14,7 @@ from aiohttp import web
 from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
+from router.grammar import read_grammar
 from router.http.body import Foreign, Integer32, Unsigned, Unsigned32, read_body
 from router.http.dialect import House, collected, open_stream
 from router.http.headers import Caller, compute, identity, timings
@@ -78,7 +79,7 @@ class Generate(Foreign):
             seed=given.seed,
             top_n_tokens=given.top_n_tokens,
             prompt_logprobs=given.decoder_input_details,
-            grammar=given.grammar,
+            grammar=None if given.grammar is None else read_grammar("grammar", given.grammar),
             adapter=given.adapter_id,
             cache_salt=self._cache_salt(),
             priority=given.priority,

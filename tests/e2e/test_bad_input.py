@@ -70,6 +70,13 @@ NOT_ALLOWED = {
     "an empty salt": with_parameters('"cache_salt": ""'),
     "a salt that is too long": json.dumps({"inputs": "a loom", "cache_salt": "x" * 257}),
     "two salts": '{"inputs": "a loom", "cache_salt": "a", "parameters": {"cache_salt": "b"}}',
+    "a grammar of no kind": with_parameters('"grammar": {}'),
+    "a grammar without a value": with_parameters('"grammar": {"type": "json"}'),
+    "a grammar that repeats too often": with_parameters('"grammar": {"type": "regex", "value": "a{0,1000000000}"}'),
+    "a grammar that looks ahead": with_parameters('"grammar": {"type": "regex", "value": "(?=a)a"}'),
+    "a schema that is no JSON": with_parameters('"grammar": {"type": "json", "value": "{"}'),
+    "a schema that cannot be obeyed": with_parameters('"grammar": {"type": "json", "value": {"not": {}}}'),
+    "a schema with a number that is none": with_parameters('"grammar": {"type": "json", "value": {"const": 1e999}}'),
     "an adapter that nobody has": with_parameters('"adapter_id": "loom"'),
 }
 

@@ -97,7 +97,7 @@ def test_shards_that_hang_are_replaced(tmp_path, faults, ranks):
 
 @pytest.mark.slow
 def test_shards_that_hang_when_they_should_begin_anew_are_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "CALL_TIMEOUT", 0.3)
+    monkeypatch.setattr("router.meeting.CALL_TIMEOUT", 0.3)
 
     async def story(weft):
         await weft.hear_right(*crowd())

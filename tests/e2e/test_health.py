@@ -185,7 +185,9 @@ def test_who_asks_while_the_model_is_loaded_is_told_how_far_it_is(model: Path, t
     assert before
     assert {answers[0] for answers in before} == {503}
     assert {answers[1]["phase"] for answers in before} <= {"load", "check", "warm-up"}
-    assert {tuple(answers[2:]) for answers in before} == {(503, 200, 503)}
+    *others, last = [tuple(answers[2:]) for answers in before]
+    assert set(others) <= {(503, 200, 503)}
+    assert last in {(503, 200, 503), (503, 200, 200), (200, 200, 200)}  # it became ready between two questions
 
 
 async def watch_the_start(url: str) -> list[tuple[Any, ...]]:

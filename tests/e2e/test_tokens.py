@@ -1,12 +1,13 @@
 """Every request gets the tokens of the simulated rule, whatever the settings and the company, over real gRPC."""
 
+import asyncio
 import random
 
 import pytest
 from hearing import ask, expected
 from serving import play
 
-from router.request import FinishReason, Resource, SamplingParams
+from router.request import FinishReason, SamplingParams
 
 STOPS = ("oo", "weft", "ll ", "s t")
 
@@ -76,9 +77,13 @@ def test_as_many_candidates_come_as_were_asked_for_the_best_first(tmp_path):
     play(story, tmp_path)
 
 
-def test_a_request_that_needs_what_nobody_loaded_waits_and_can_leave(tmp_path):
+def test_a_request_that_needs_what_is_not_loaded_yet_waits_and_can_leave(tmp_path, monkeypatch):
     async def story(weft):
-        stream = weft.submit("a loom", 6, adapter=Resource("adapter", 3))
+        async def take_long(_):
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(weft.engine._shards, "load", take_long)
+        stream = weft.submit("a loom", 6, adapter=weft.engine.resources.of("adapter", "far"))
         await weft.hear_right(ask("another"))
         assert weft.engine.num_unfinished == 1
         stream.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from math import inf
 
 import pytest
 
@@ -19,7 +20,7 @@ def run(story):
         wake = asyncio.Event()
         awaited, answers = Awaited(wake.set), [asyncio.get_running_loop().create_future() for _ in range(2)]
         for answer in answers:
-            awaited.add(plan(), answer)
+            awaited.add(plan(), answer, 5.0)
         await story(awaited, answers, wake)
     asyncio.run(main())
 
@@ -37,7 +38,7 @@ def test_an_answer_wakes_and_the_oldest_counts():
 
 def test_the_time_of_all_is_summed_and_that_of_who_was_answered_is_not():
     async def story(awaited, answers, wake):
-        assert (len(awaited), awaited.seconds) == (2, 1.0)
+        assert (len(awaited), awaited.seconds, awaited.since) == (2, 1.0, 5.0)
         awaited.drop_oldest()
         assert (len(awaited), awaited.seconds) == (1, 0.5)
         assert [sent.answer for sent in awaited] == [answers[1]]
@@ -52,7 +53,7 @@ def test_settling_waits_for_all_whatever_they_say():
         assert not settling.done()
         answers[0].set_exception(OSError("gone"))
         await settling
-        assert (len(awaited), awaited.has_answer) == (0, False)
+        assert (len(awaited), awaited.has_answer, awaited.since) == (0, False, inf)
         await Awaited(wake.set).settle()
     run(story)
 

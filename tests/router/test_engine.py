@@ -512,7 +512,7 @@ def test_starting_waits_for_the_shards(tmp_path):
 
 @pytest.mark.slow
 def test_shards_that_hang_when_the_router_starts_are_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "CALL_TIMEOUT", 0.3)
+    monkeypatch.setattr("router.meeting.CALL_TIMEOUT", 0.3)
 
     async def story(weft):
         assert [why.partition(":")[0] for why in weft.broken] == ["deadline_exceeded"]

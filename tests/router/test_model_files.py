@@ -28,6 +28,7 @@ def test_text_becomes_the_tokens_of_the_file(folder):
     tokenizer = read_tokenizer(folder())
     assert tokenizer.encode("warp<|end|>") == [*b"warp", 256]
     assert tokenizer.special == {256}
+    assert tokenizer.origin == str(folder() / "tokenizer.json")
 
 
 def test_a_prompt_is_neither_cut_nor_filled_up(folder):

@@ -7,7 +7,7 @@ from recorded import FACTS
 
 from router.messages import Answer, AnswerRow
 from router.policy import Policy
-from router.recorder import MOST_SEGMENTS, Recorder
+from router.recorder import MOST_SEGMENTS, Recorder, new_core
 from router.request import Request
 from router.scheduler import Scheduler
 from router.snapshot import restore
@@ -36,6 +36,11 @@ def test_it_decides_what_a_core_decides():
     for one in (core, plain):
         one.submit(Request("a", (7,) * 20, 3), 0.0)
     assert core.plan(1.0) == plain.plan(1.0)
+
+
+def test_a_core_is_recorded_unless_nothing_is_to_be_kept():
+    assert type(new_core(Policy(), FACTS, 60.0, 0.0)) is Recorder
+    assert type(new_core(Policy(), FACTS, 0.0, 0.0)) is Scheduler
 
 
 def test_every_call_is_noted_with_its_outcome():

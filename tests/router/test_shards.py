@@ -333,6 +333,32 @@ def test_what_takes_no_step_goes_to_all_ranks_too(tmp_path, name):
     play(story, tmp_path, ranks=2)
 
 
+@pytest.mark.parametrize("name", ["load", "unload"])
+@pytest.mark.parametrize("code", [Code.FAILED_PRECONDITION, Code.INVALID_ARGUMENT, Code.INTERNAL])
+def test_what_one_rank_does_not_load_or_unload_is_a_reason_and_no_loss(tmp_path, name, code):
+    async def story(shards, *ranks):
+        ranks[1].answers[name.capitalize()] = code
+        request = {"load": pb.LoadRequest(), "unload": pb.UnloadRequest()}[name]
+        assert await getattr(shards, name)(request) == "told so"
+        del ranks[1].answers[name.capitalize()]
+        assert await getattr(shards, name)(request) == ""
+        assert not shards.is_gone
+    play(story, tmp_path, ranks=2)
+
+
+def test_a_shard_that_went_away_with_a_load_is_known_to_be_gone(tmp_path):
+    async def story(shards, rank):
+        gone = asyncio.Event()
+        shards.on_gone = gone.set
+        rank.answers["Load"] = Code.UNAVAILABLE
+        with pytest.raises(ShardsLost) as lost:
+            await shards.load(pb.LoadRequest())
+        assert lost.value.loss is Loss.DEATH
+        assert shards.is_gone
+        await gone.wait()
+    play(story, tmp_path)
+
+
 def test_large_messages_pass_in_both_directions(tmp_path):
     async def story(shards, rank):
         large = "x" * 5 * 2**20  # beyond the 4 MiB that gRPC allows unless told otherwise

@@ -48,6 +48,10 @@ def test_the_end_token_is_read_in_text_and_skipped_in_output():
     assert BYTES.decode(ids, skip_special=False) == "warp<|end|>"
 
 
+def test_its_origin_makes_the_same_tokenizer_elsewhere():
+    assert tokenizers.Tokenizer.from_str(BYTES.origin).encode("warp").ids == BYTES.encode("warp")
+
+
 def test_end_tokens_are_told():
     assert BYTES.end_tokens == {256}
 

@@ -11,10 +11,11 @@ from router import validation
 from router.chat import Conversation, plain_template
 from router.config import RouterConfig
 from router.errors import InvalidRequest, TimedOut
+from router.grammar import Grammar
 from router.hashing import block_hashes
 from router.messages import ModelFacts
 from router.prompts import Names
-from router.request import Tenant
+from router.request import Resource, Tenant
 from router.tokenizer import byte_tokenizer
 from router.validation import Validator, Wanted, draw_key
 
@@ -25,8 +26,8 @@ TOKENIZER = byte_tokenizer()
 TENANT = Tenant("a", weight=3.0)
 
 
-def choices(config=CONFIG, facts=FACTS, **wanted):
-    with closing(Validator(config, facts, TOKENIZER, plain_template())) as validator:
+def choices(config=CONFIG, facts=FACTS, number=None, **wanted):
+    with closing(Validator(config, facts, TOKENIZER, plain_template(), number)) as validator:
         return asyncio.run(validator.choices(Wanted(**{"prompt": "warp"} | wanted)))
 
 
@@ -56,6 +57,14 @@ def test_a_bare_prompt_is_greedy_and_may_fill_what_is_left():
 
 def test_who_ignores_end_tokens_has_none():
     assert request(ignore_eos=True).end_tokens == set()
+
+
+@pytest.mark.slow
+def test_every_choice_needs_the_same_grammar_and_ends_where_that_does():
+    made = choices(facts=replace(FACTS, grammars=True), number=lambda kind, source: Resource(kind, len(source) and 7),
+                   grammar=Grammar("regex", "a"), best_of=2, do_sample=True, ignore_eos=True)
+    assert [choice.request.grammar for choice in made] == [Resource("grammar", 7)] * 2
+    assert [choice.request.end_tokens for choice in made] == [{256}] * 2
 
 
 def test_the_frequency_penalty_of_tgi_is_relative():
@@ -196,7 +205,7 @@ REFUSALS = [
     ({"priority": 11}, "`priority` must be at least -10 and at most 10, got 11"),
     ({"max_new_tokens": 1597}, "`inputs` (100"),
     ({"prompt": "x" * 1001}, "`inputs` must have at most 1000 tokens (--max-input-tokens), got 1001"),
-    ({"grammar": {}}, "`grammar` is given"),
+    ({"grammar": Grammar("regex", "a")}, "`grammar` is given, but this model is served without grammars; leave it out"),
     ({"adapter": "a"}, "`adapter_id` is given"),
 ]
 

@@ -43,6 +43,24 @@ def test_keeping_nobody_is_said_and_not_left_out():
     assert message.HasField("keep")
 
 
+def test_end_tokens_are_told_of_those_who_may_not_always_choose_them():
+    requests = [Request("a", (1,), 3, end_tokens=frozenset({9, 2}), **more) for more in (
+        {}, {"sampling": SamplingParams(min_tokens=2)}, {"grammar": Resource("grammar", 4)})]
+    newcomers = tuple(Newcomer(number, request, (), (number,)) for number, request in enumerate(requests))
+    (message,) = wire.encode(plan(Prefill(1, newcomers, (), False)))
+    assert list(message.sequences.sampling.num_end_tokens) == [0, 2, 2]
+    assert list(message.sequences.sampling.end_tokens) == [2, 9, 2, 9]
+    assert list(message.sequences.grammars) == [0, 0, 4]
+
+
+@pytest.mark.parametrize(("kind", "on_wire"), [("adapter", pb.KIND_ADAPTER), ("grammar", pb.KIND_GRAMMAR)])
+def test_resources_are_loaded_unloaded_and_told_of_by_kind_and_number(kind, on_wire):
+    resource = Resource(kind, 7)
+    assert wire.load_request(resource, "source", 4) == pb.LoadRequest(epoch=4, kind=on_wire, id=7, source="source")
+    assert wire.unload_request(resource, 4) == pb.UnloadRequest(epoch=4, kind=on_wire, id=7)
+    assert wire.loaded(pb.InfoAnswer(**{f"loaded_{kind}s": [7]})) == {resource}
+
+
 def test_newcomers_become_columns():
     first = Newcomer(5, Request("a", (1, 2), 3, key=9, sampling=SamplingParams(top_k=4)), (3,), (0, 1))
     second = Newcomer(6, Request("b", (4,), 3, adapter=Resource("adapter", 8)), (), (2,))

@@ -6,13 +6,22 @@ import logging
 import pytest
 from aiohttp import web
 
-from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded, TemplateFailed, TimedOut
+from router.errors import (
+    GenerationFailed,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    TemplateFailed,
+    TimedOut,
+    ToolsFailed,
+)
 from router.http.errors import Told
 
 
 @pytest.mark.parametrize(("error", "status", "error_type", "text"), [
     (InvalidRequest("bad"), 422, "validation", "Input validation error: bad"),
     (TemplateFailed("no roles"), 422, "template_error", "Template error: no roles"),
+    (ToolsFailed("not both"), 422, "tool_error", "Tool error: not both"),
     (Overloaded("full"), 429, "overloaded", "Model is overloaded: full"),
     (NotReady("starting"), 503, "overloaded", "Model is not ready: starting"),
     (GenerationFailed("broken"), 424, "generation", "Request failed during generation: broken"),

@@ -344,7 +344,9 @@ NOT_ALLOWED = {
         {"messages": [{"role": "user", "content": None}]}, "a message of the role `user` has neither"),
     "several choices": ({"n": 2}, "`n` must be 1, got 2"),
     "no choices": ({"n": 0}, "`n` must be 1, got 0"),
-    "a format": ({"response_format": {"type": "json_object"}}, "`response_format` is given"),
+    "a format": ({"response_format": {"type": "json_object"}}, "`response_format` is given, but this model is served"),
+    "no format": ({"response_format": "json"}, "`response_format` must be an object with a `type`"),
+    "a schema": ({"response_format": {"type": "json_schema"}}, "`response_format.json_schema` is missing"),
     "too many logprobs": ({"top_logprobs": 6}, "`top_logprobs` must be at most 5 (--max-top-n-tokens), got 6"),
     "a priority": ({"priority": 11}, "`priority` must be at least -10"),
     "a salt": ({"cache_salt": ""}, "`cache_salt` must not be"),
@@ -358,6 +360,19 @@ def test_what_is_misunderstood_is_told_with_the_field(post, given, where, stream
     told = json.loads(text)
     assert (status, told["error_type"]) == (422, "validation")
     assert told["error"].startswith(f"Failed to deserialize the JSON body into the target type: `{where}`: ")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tools", [[], [PAINT]])
+def test_a_format_and_tools_exclude_each_other(post, tools, stream):
+    """Byte for byte as text-generation-inference says it."""
+    status, _, text = post(PATH, messages=HELLO, tools=tools, response_format={"type": "json_object"}, stream=stream)
+    assert (status, text) == (
+        422, '{"error":"Tool error: Grammar and tools are mutually exclusive","error_type":"tool_error"}')
+
+
+def test_text_as_a_format_is_none(post):
+    assert post(PATH, messages=HELLO, response_format={"type": "text"})[0] == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

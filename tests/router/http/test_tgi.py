@@ -205,9 +205,16 @@ def test_an_invalid_request_names_its_fault(post):
     assert json.loads(text)["error"].startswith("Input validation error: `top_p` must be above 0 and below 1, got 1.0")
 
 
-@pytest.mark.parametrize("parameters", [{"grammar": {"type": "regex", "value": "a"}}, {"adapter_id": "mine"}])
-def test_what_no_model_serves_yet_is_refused(post, parameters):
-    assert post("/generate", inputs="x", parameters=parameters)[0] == 422
+@pytest.mark.parametrize(("parameters", "message"), [
+    ({"grammar": {"type": "regex", "value": "a"}}, "`grammar` is given, but this model is served without grammars"),
+    ({"grammar": {"type": "regex"}}, "`grammar.value` must be a regular expression"),
+    ({"grammar": {"type": "json"}}, "`grammar.value` is missing"),
+    ({"grammar": "json"}, "`grammar` must be an object with a `type`"),
+    ({"adapter_id": "mine"}, "`adapter_id` is given")], ids=str)
+def test_what_this_model_is_served_without_is_refused(post, parameters, message):
+    status, _, text = post("/generate", inputs="x", parameters=parameters)
+    assert status == 422
+    assert json.loads(text)["error"].startswith(f"Input validation error: {message}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,48 @@
+"""Numbers within their bounds, as a shard will see them: what travels has 32 bits.
+
+Knows nothing of requests; every message names the field, the bound and the value.
+"""
+
+import math
+import struct
+
+from router.errors import InvalidRequest
+
+
+def as_float32(name: str, value: float) -> float:
+    """The value as the shard will see it: what a 32-bit number cannot tell from a bound is refused like the bound."""
+    try:
+        narrow: float = struct.unpack("f", struct.pack("f", value))[0]
+    except OverflowError:
+        narrow = math.inf
+    if not math.isfinite(narrow):
+        raise InvalidRequest(f"`{name}` must be a finite 32-bit number, got {value}")
+    return narrow
+
+
+def above_zero(name: str, value: float | None) -> float:
+    if value is None:
+        return 1.0
+    narrow = as_float32(name, value)
+    if narrow <= 0:
+        raise InvalidRequest(f"`{name}` must be above 0, got {value}")
+    return narrow
+
+
+def between(name: str, value: float | None, low: float, high: float) -> float:
+    if value is None:
+        return 0.0
+    narrow = as_float32(name, value)
+    if not low <= narrow <= high:
+        raise InvalidRequest(f"`{name}` must be at least {low} and at most {high}, got {value}")
+    return narrow
+
+
+def fraction(name: str, value: float | None) -> float:
+    """0 where nothing is given: keep all candidates."""
+    if value is None:
+        return 0.0
+    narrow = as_float32(name, value)
+    if not 0 < narrow < 1:
+        raise InvalidRequest(f"`{name}` must be above 0 and below 1, got {value}; leave it out to keep all candidates")
+    return narrow

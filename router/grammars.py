@@ -1,0 +1,51 @@
+"""From the grammar that a client wants to what its request needs: whether grammars are served, compiled, numbered.
+
+Knows neither how a grammar is compiled nor how it comes to the shards.
+"""
+
+from collections.abc import Callable
+
+from router.config import RouterConfig
+from router.errors import InvalidRequest
+from router.grammar import Grammar
+from router.grammar_compiler import GrammarCompiler
+from router.messages import ModelFacts
+from router.request import Resource
+from router.tokenizer import Tokenizer
+
+NOT_SERVED = "this model is served without grammars"
+
+Number = Callable[[str, str], Resource]  # of a kind and a source
+
+
+class Grammars:
+    """Close it to end what compiles."""
+
+    def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer, number: Number | None) -> None:
+        self._why_not = why_not(config, facts, tokenizer) or ("" if number else NOT_SERVED)
+        self._number = number
+        self._compiler = GrammarCompiler(lambda: tokenizer.origin)
+
+    async def need(self, name: str, grammar: Grammar | None) -> Resource | None:
+        """`name` is what the dialect calls it. Raises InvalidRequest or Overloaded."""
+        if grammar is None:
+            return None
+        if self._why_not:
+            raise InvalidRequest(f"`{name}` is given, but {self._why_not}; leave it out")
+        compiled = await self._compiler.compile(grammar)
+        assert self._number is not None
+        return self._number("grammar", compiled)
+
+    def close(self) -> None:
+        self._compiler.close()
+
+
+def why_not(config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer) -> str:
+    """Why no grammar can be taken, or nothing."""
+    if config.disable_grammar_support:
+        return "grammars are switched off (--disable-grammar-support)"
+    if not facts.grammars:
+        return NOT_SERVED
+    if not any(token < facts.vocabulary_size for token in tokenizer.end_tokens):
+        return "this model has no end token, so no answer could end where its grammar does"
+    return ""

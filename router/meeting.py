@@ -1,0 +1,42 @@
+"""How the router and its shards begin an epoch: who has not been is warmed up, and all say what they serve and hold.
+
+Knows nothing of what is done when they are not there.
+"""
+
+from dataclasses import dataclass
+from functools import reduce
+
+from router import wire
+from router.config import RouterConfig
+from router.messages import ModelFacts
+from router.request import Resource
+from router.shards import Shards, ShardsLost
+from router.trials import Loss
+
+CALL_TIMEOUT = 10.0  # for calls that take no step
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    facts: ModelFacts
+    epoch: int
+    loaded: frozenset[Resource]  # on every rank
+    leftovers: frozenset[Resource]  # on any
+
+
+async def meet(shards: Shards, config: RouterConfig, last_epoch: int) -> Meeting:
+    """The epoch is higher than the last one and than any that the shards know. Raises ShardsLost."""
+    await shards.connect()
+    infos = await shards.info(CALL_TIMEOUT)
+    if not all(info.HasField("warmup") for info in infos):
+        most = config.max_total_tokens or min(info.max_positions for info in infos)
+        await shards.warmup(wire.warmup_request(config, most))
+        infos = await shards.info(CALL_TIMEOUT)
+    epoch = max(last_epoch, *(info.epoch for info in infos)) + 1
+    await shards.reset(epoch, CALL_TIMEOUT)
+    loaded = [wire.loaded(info) for info in infos]
+    try:
+        facts = wire.facts(infos)
+    except wire.Defect as defect:
+        raise ShardsLost(Loss.DEFECT, str(defect)) from None
+    return Meeting(facts, epoch, reduce(frozenset.intersection, loaded), reduce(frozenset.union, loaded))

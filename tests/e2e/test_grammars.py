@@ -1,0 +1,165 @@
+"""Answers in the form that a client asks for, from `weft serve` with a small model that knows nothing of it: what it
+says at random is JSON that parses and validates, or text that a regular expression fits, or nobody's fault but that of
+the grammar, and then told at once."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from checkpoints import tiny_checkpoint
+from fitting import fits
+from launched import Weft, serving, tokens
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+PROMPT = "Once upon a time"
+WORD = {"type": "string", "maxLength": 4}
+SCHEMAS: dict[str, Any] = {
+    "types": {"type": "object", "required": ["a", "b", "c", "d"], "additionalProperties": False, "properties": {
+        "a": {"type": "integer", "minimum": -5, "maximum": 500}, "b": {"type": "boolean"}, "c": {"type": "null"},
+        "d": WORD}},
+    "not required": {"type": "object", "additionalProperties": False, "properties": {
+        "a": {"const": "x"}, "b": {"enum": [1, "two", None, [3]]}}},
+    "nested": {"type": "object", "required": ["a"], "additionalProperties": False, "properties": {
+        "a": {"type": "object", "required": ["b"], "additionalProperties": False, "properties": {
+            "b": {"type": "array", "items": {"enum": ["x", "y"]}, "minItems": 1, "maxItems": 3}}}}},
+    "alternatives": {"type": "array", "minItems": 2, "maxItems": 2, "items": {"anyOf": [
+        {"type": "boolean"}, {"type": "integer", "minimum": 10, "maximum": 12}]}},
+    "told apart": {"oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "discriminator": {"propertyName": "kind"},
+                   "$defs": {name: {"type": "object", "required": ["kind", "size"], "additionalProperties": False,
+                                    "properties": {"kind": {"const": name, "title": "Kind"}, "size": WORD}}
+                             for name in "AB"}},
+    "patterns": {"type": "object", "required": ["when"], "additionalProperties": False, "properties": {
+        "when": {"type": "string", "pattern": r"^\d{4}-[01]\d$"}}},
+    "together": {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]},
+    "tuple": {"type": "array", "prefixItems": [{"type": "boolean"}, {"enum": ["x"]}], "items": False, "minItems": 2},
+}
+REGEXES = [r"(loom|weft|warp)", r"\d{3}-\d{4}", r"[A-Z][a-z]{0,6}( [A-Z][a-z]{0,6}){1,2}",
+           r"(?:[01]?\d|2[0-3]):[0-5]\d", r"((25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)\.){3}(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)",
+           r"^Übung( [čě]{1,3})?$"]
+
+
+def deep(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"oneOf": [schema, {"type": "string"}]}
+    return schema
+
+
+HOSTILE: dict[str, Any] = {
+    "deep oneOf": {"type": "json", "value": deep(60)},
+    "deeper oneOf": {"type": "json", "value": '{"oneOf":[' * 5_000 + "{}" + "]}" * 5_000},
+    "oneOf that overlap": {"type": "json", "value": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
+    "endless repetition": {"type": "regex", "value": "a{0,1000000000}"},
+    "endless repetition in a schema": {"type": "json", "value": {"properties": {"a": {"pattern": "a{0,1000000000}"}}}},
+    "a megabyte": {"type": "regex", "value": "a" * 1_000_000},
+    "ten megabytes": {"type": "json", "value": {"description": "a" * 10_000_000}},
+    "look-around": {"type": "regex", "value": "(?=a)b"},
+    "what would be ignored": {"type": "json", "value": {"type": "array", "uniqueItems": True}},
+    "switches of the compiler": {"type": "json", "value": {"x-guidance": {"lenient": True}, "not": {}}},
+    "many constraints at once": {"type": "json", "value": {"allOf": [
+        {"oneOf": [{"properties": {f"a{i}": {"const": j}}, "required": [f"a{i}"]} for j in range(6)]}
+        for i in range(12)]}},
+}
+
+
+@pytest.fixture(scope="module")
+def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weft]:
+    folder = tmp_path_factory.mktemp("grammars")
+    model = folder / "model"
+    shutil.copytree(tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama"), model)
+    (model / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}\n{% endfor %}")
+    with serving(folder, str(model), "--max-batch-total-tokens", "65536", "--threads", "1") as made:
+        yield made
+
+
+def post(weft: Weft, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    request = Request(weft.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+    try:
+        with urlopen(request) as response:
+            return response.status, json.load(response)
+    except HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def generated(weft: Weft, grammar: Any, seed: int) -> str:
+    parameters = {"max_new_tokens": 400, "do_sample": True, "seed": seed, "details": True, "grammar": grammar}
+    status, answer = post(weft, "/generate", {"inputs": PROMPT, "parameters": parameters})
+    assert status == 200, answer
+    assert answer["details"]["finish_reason"] == "eos_token"
+    return str(answer["generated_text"])
+
+
+def test_json_always_parses_and_validates(weft: Weft) -> None:
+    asked = [(name, seed) for name in SCHEMAS for seed in range(4)]
+    with ThreadPoolExecutor(8) as clients:
+        texts = list(clients.map(
+            lambda one: generated(weft, {"type": "json", "value": SCHEMAS[one[0]]}, one[1]), asked))
+    for (name, _), text in zip(asked, texts, strict=True):
+        assert fits(SCHEMAS[name], json.loads(text)), (name, text)
+    assert len(set(texts)) > len(SCHEMAS)
+
+
+def test_regular_expressions_fit_the_whole_answer(weft: Weft) -> None:
+    asked = [(pattern, seed) for pattern in REGEXES for seed in range(3)]
+    with ThreadPoolExecutor(8) as clients:
+        texts = list(clients.map(lambda one: generated(weft, {"type": "regex", "value": one[0]}, one[1]), asked))
+    assert [text for (pattern, _), text in zip(asked, texts, strict=True) if not re.fullmatch(pattern, text)] == []
+
+
+def test_a_grammar_is_the_same_in_every_spelling_and_dialect(weft: Weft) -> None:
+    schema = SCHEMAS["types"]
+    spelled = [{"type": "json", "value": schema}, {"type": "json_object", "value": json.dumps(schema)},
+               {"type": "json_schema", "value": {"name": "it", "schema": schema}}]
+    assert len({generated(weft, grammar, 7) for grammar in spelled}) == 1
+    chat = {"messages": [{"role": "user", "content": PROMPT}], "seed": 7, "max_tokens": 400}
+    formats = [{"type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": True}}, *spelled,
+               {"type": "json_object", "schema": schema}]
+    texts = set()
+    for response_format in formats:
+        status, answer = post(weft, "/v1/chat/completions", chat | {"response_format": response_format})
+        assert (status, answer["choices"][0]["finish_reason"]) == (200, "stop")
+        texts.add(answer["choices"][0]["message"]["content"])
+    [text] = texts
+    assert fits(schema, json.loads(text))
+
+
+def test_streams_fit_too(weft: Weft) -> None:
+    grammar = {"type": "regex", "value": REGEXES[1]}
+    *_, last = events = list(tokens(weft.post("/generate_stream", 40, grammar=grammar)))
+    assert re.fullmatch(REGEXES[1], last["generated_text"])
+    assert "".join(
+        event["token"]["text"] for event in events if not event["token"]["special"]) == last["generated_text"]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_is_refused_within_two_seconds_and_others_do_not_notice(weft: Weft, name: str) -> None:
+    """Steps take a few milliseconds; a gap of half a second would be one that somebody caused."""
+    generated(weft, {"type": "regex", "value": "a"}, 1)
+    stream = tokens(weft.post("/generate_stream", 300))
+    first = next(stream)
+    with ThreadPoolExecutor(1) as reader:
+        gaps = reader.submit(longest_gap, stream)
+        began = monotonic()
+        status, answer = post(weft, "/generate", {"inputs": PROMPT, "parameters": {"grammar": HOSTILE[name]}})
+        took = monotonic() - began
+    assert 400 <= status < 500, answer
+    assert took < 2.0
+    assert len(answer["error"]) < 1000
+    assert first["index"] == 1
+    assert gaps.result() < 0.5
+
+
+def longest_gap(stream: Iterator[dict[str, Any]]) -> float:
+    last, longest = monotonic(), 0.0
+    for _ in stream:
+        longest, last = max(longest, monotonic() - last), monotonic()
+    return longest
