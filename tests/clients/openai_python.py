@@ -14,10 +14,11 @@ PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
 def refused(kind: type[openai.APIStatusError], call: Callable[[], object]) -> str:
+    """What was told: the text itself, since errors have the shape of text-generation-inference here."""
     try:
         call()
     except kind as error:
-        return str(error)
+        return str(error.body)
     raise AssertionError(f"there was no {kind.__name__}")
 
 
