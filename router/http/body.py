@@ -1,5 +1,7 @@
-"""The JSON body of a request as a checked object. Knows nothing of what the fields mean."""
+"""The JSON body of a request as a checked object, and an object as the body of an answer. Knows nothing of what fields
+mean."""
 
+import json
 from typing import Annotated, Any, TypeVar
 
 from aiohttp import web
@@ -30,6 +32,10 @@ async def read_body(request: web.Request, shape: type[F]) -> F:
         return shape.model_validate_json(content)
     except ValidationError as error:
         raise malformed(error) from None
+
+
+def json_answer(told: object) -> web.Response:
+    return web.Response(body=json.dumps(told).encode(), content_type="application/json")
 
 
 def check_media_type(request: web.Request) -> None:

@@ -6,7 +6,7 @@ escaped to ASCII, as in TGI's events.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quoted
 
 from router.errors import Cancelled, RequestError
@@ -26,14 +26,14 @@ TGI_REASONS = REASONS | {FinishReason.STOP_STRING: "stop_sequence"}
 class Words:
     """In which a dialect tells how an answer ended."""
 
-    whole: Mapping[FinishReason, str] = field(default_factory=lambda: REASONS)
-    streamed_text: Mapping[FinishReason, str] = field(default_factory=lambda: REASONS)
-    unfinished: str = "null"  # of a text in a stream, as JSON
-    calls: str = "tool_calls"
-    every_delta_has_a_role: bool = False
+    whole: Mapping[FinishReason, str]
+    streamed_text: Mapping[FinishReason, str]
+    unfinished: str  # of a text in a stream, as JSON
+    calls: str
+    every_delta_has_a_role: bool
 
 
-OPENAI = Words()
+OPENAI = Words(REASONS, REASONS, "null", "tool_calls", every_delta_has_a_role=False)
 # As text-generation-inference has them (--compat tgi).
 TGI = Words(TGI_REASONS, TGI_REASONS | {FinishReason.END_TOKEN: "eos_token"}, '""', "stop", every_delta_has_a_role=True)
 

@@ -3,14 +3,13 @@
 Both take the bodies of other routes. Knows nothing of what these mean.
 """
 
-import json
 from typing import Annotated, Any
 
 from aiohttp import web
 from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
-from router.http.body import Foreign, read_body
+from router.http.body import Foreign, json_answer, read_body
 from router.http.completions import Completions
 from router.http.dialect import House, collected, together
 from router.http.headers import Caller
@@ -56,8 +55,7 @@ class Clouds:
                                  f"got {len(asked.instances)}", "batch size exceeded")
         answers = await together(self._best(instance.wanted(caller.part(index)), caller)
                                  for index, instance in enumerate(asked.instances))
-        told = {"predictions": [answer.end.text for answer in answers]}
-        return web.Response(body=json.dumps(told).encode(), content_type="application/json")
+        return json_answer({"predictions": [answer.end.text for answer in answers]})
 
     async def _best(self, wanted: Wanted, caller: Caller) -> Answer:
         choices = await self._house.validator.choices(wanted)

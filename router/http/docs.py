@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from router.http.body import json_answer
 from router.http.catalog import SECTIONS, Entry
 from router.http.openapi import document
 
@@ -33,7 +34,7 @@ class Docs:
         return web.Response(text=self._page, content_type="text/html", headers=POLICY)
 
     async def openapi(self, _: web.Request) -> web.Response:
-        return web.Response(body=json.dumps(self._document).encode(), content_type="application/json")
+        return json_answer(self._document)
 
 
 def page(described: Mapping[str, Any]) -> str:

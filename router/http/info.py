@@ -3,12 +3,11 @@
 Knows nothing of requests.
 """
 
-import json
 from importlib.metadata import version
-from typing import Any
 
 from aiohttp import web
 
+from router.http.body import json_answer
 from router.http.dialect import House
 
 
@@ -22,7 +21,7 @@ class Facts:
 
     async def info(self, _: web.Request) -> web.Response:
         facts, config, limits = self._house.engine.facts, self._house.config, self._house.validator.limits
-        return answer({
+        return json_answer({
             "model_id": self._house.about.name,
             "notice": self._house.about.notice or None,
             "model_sha": None,
@@ -51,8 +50,5 @@ class Facts:
     async def models(self, _: web.Request) -> web.Response:
         """One: what is served."""
         name = self._house.about.name
-        return answer({"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": name}]})
-
-
-def answer(told: dict[str, Any]) -> web.Response:
-    return web.Response(body=json.dumps(told).encode(), content_type="application/json")
+        served = {"id": name, "object": "model", "created": 0, "owned_by": name}
+        return json_answer({"object": "list", "data": [served]})

@@ -10,7 +10,16 @@ from typing import Protocol
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from router.errors import Cancelled, GenerationFailed, InvalidRequest, NotReady, Overloaded, TemplateFailed, TimedOut
+from router.errors import (
+    Cancelled,
+    GenerationFailed,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    TemplateFailed,
+    TimedOut,
+    ToolsFailed,
+)
 from router.http.headers import CAME, REQUEST_ID
 from router.meters import CONTENT_TYPE
 from router.tally import RequestTally, Tally
@@ -20,6 +29,7 @@ FAILURE = web.RequestKey("failure", BaseException)
 ERRORS: dict[type[BaseException], str] = {
     InvalidRequest: "validation",
     web.HTTPClientError: "validation",
+    ToolsFailed: "validation",
     TemplateFailed: "template",
     Overloaded: "overloaded",
     NotReady: "overloaded",

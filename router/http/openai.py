@@ -218,7 +218,7 @@ class OpenAi:
 
     async def _reader(self, asked: ChatRequest, choice: Choice) -> Reader | None:
         """Of the answer, where it may hold calls."""
-        if not asked.conversation.tools:
+        if not offered(asked.tools, asked.tool_choice):
             return None
         await asyncio.to_thread(parsing)
         validator = self._house.validator

@@ -3,14 +3,13 @@
 Knows nothing of sampling. Offsets count bytes, as text-generation-inference's do.
 """
 
-import json
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 from aiohttp import web
 
-from router.http.body import read_body
+from router.http.body import json_answer, read_body
 from router.http.dialect import House
 from router.http.openai import ChatRequest
 from router.http.tgi import Generate
@@ -26,12 +25,12 @@ class Tokens:
 
     async def tokenize(self, request: web.Request) -> web.Response:
         asked = await read_body(request, Generate)
-        return answer(simple_tokens(await self._house.validator.encoded(asked.inputs)))
+        return json_answer(simple_tokens(await self._house.validator.encoded(asked.inputs)))
 
     async def chat_tokenize(self, request: web.Request) -> web.Response:
         asked = await read_body(request, ChatRequest)
         encoded = await self._house.validator.encoded(asked.conversation)
-        return answer({"tokenize_response": simple_tokens(encoded), "templated_text": encoded.text})
+        return json_answer({"tokenize_response": simple_tokens(encoded), "templated_text": encoded.text})
 
 
 def simple_tokens(encoded: Encoded) -> list[dict[str, Any]]:
@@ -45,7 +44,3 @@ def byte_places(text: str) -> Sequence[int]:
     if text.isascii():
         return range(len(text) + 1)
     return list(accumulate((len(character.encode()) for character in text), initial=0))
-
-
-def answer(told: object) -> web.Response:
-    return web.Response(body=json.dumps(told).encode(), content_type="application/json")

@@ -8,7 +8,16 @@ from aiohttp.test_utils import TestClient, TestServer
 from measuring import check, failures, read
 
 from router.config import RouterConfig
-from router.errors import Cancelled, GenerationFailed, InvalidRequest, NotReady, Overloaded, TemplateFailed, TimedOut
+from router.errors import (
+    Cancelled,
+    GenerationFailed,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    TemplateFailed,
+    TimedOut,
+    ToolsFailed,
+)
 from router.http.app import create_door
 from router.http.health import Probes
 from router.http.metrics import Metrics, err_of
@@ -153,7 +162,8 @@ def test_the_page_is_there_until_the_last_has_ended(serve):
 
 
 @pytest.mark.parametrize(("error", "err"), [
-    (TemplateFailed("no"), "template"), (asyncio.CancelledError(), "dropped"), (web.HTTPBadRequest(), "validation"),
+    (TemplateFailed("no"), "template"), (ToolsFailed("no"), "validation"),
+    (asyncio.CancelledError(), "dropped"), (web.HTTPBadRequest(), "validation"),
     (web.HTTPRequestEntityTooLarge(1, 2), "validation"), (web.HTTPInternalServerError(), "incomplete"),
     (KeyError("a mistake"), "incomplete")])
 def test_errors_have_the_names_of_tgi(error, err):
