@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from router.errors import TemplateFailed
-from router.speech import Shape, shape_of
+from router.speech import Shape, opening, shape_of
 
 MOST_CHARACTERS = 10_000_000  # more than the longest context of any model
 BIT = 1000  # a bit of a number counts as so many characters: to compute with long ones takes long
@@ -50,6 +50,7 @@ class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_prompt: str = ""
+    must_call: bool = False  # the answer is the JSON of a call, and the prompt what stands before that
 
 
 class ChatTemplate:
@@ -60,13 +61,15 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = special_tokens
         self.shape = shape or shape_of(source)
+        self._opening = opening(self.shape, source)
 
     def render(self, conversation: Conversation) -> str:
         """The prompt up to where the answer begins, or goes on: a last message of the assistant is not over. Raises
         TemplateFailed."""
         try:
             conversation = self._with_tools_in_text(conversation)
-            return up_to_answer("".join(self._pieces(conversation)), conversation.messages)
+            prompt = up_to_answer("".join(self._pieces(conversation)), conversation.messages)
+            return prompt + self._opening if conversation.must_call else prompt
         except TemplateFailed:
             raise
         except Exception as error:  # of a program that others wrote

@@ -5,6 +5,7 @@ of those below, told by words of the chat template. What does not fit its shape 
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -166,6 +167,37 @@ class Reader:
         self._since = self._since.partition(self._body)[2]
         self._body, self._begun, self._told = "", "", {Said: 0, Thought: 0}
         return calls
+
+
+class CallReader:
+    """Reads an answer that must be one call, as JSON. What was cut off before its end is text."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def feed(self, text: str) -> list[Part]:
+        self._text += text
+        return []
+
+    def finish(self) -> list[Part]:
+        try:
+            return [call_of(json.JSONDecoder().raw_decode(self._text.lstrip())[0])]
+        except ValueError:
+            return [Said(self._text)]
+
+
+def opening(shape: Shape | None, template: str) -> str:
+    """What stands before the JSON of a call; nothing where that is not one text, or calls stand in a list."""
+    field = (shape or {}).get("fields", {}).get(CALLS, {})
+    text = literal(field) if field.get("content") == "json" and field.get("repeats") else ""
+    return f"{text}\n" if text and (f"{text}\\n" in template or f"{text}\n" in template) else text
+
+
+def literal(field: Mapping[str, Any]) -> str:
+    """What a field opens with, where that is one text."""
+    pattern = field.get("open_pattern", "").removeprefix(r"\s*").removesuffix(r"\s*")
+    text = re.sub(r"\\(\W)", r"\1", pattern)
+    return str(field.get("open") or (text if re.escape(text) == pattern else ""))
 
 
 def parser(shape: Shape, prefix: str) -> Any:

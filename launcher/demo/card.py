@@ -20,6 +20,7 @@ from launcher.demo.corpus.spelling import spelling
 from launcher.demo.corpus.sums import sums
 from launcher.demo.judge import Trial, counts_right, json_trials, right_call_trials, talks, tool_trials
 from launcher.demo.talk import Maker, Message, Tool
+from launcher.demo.training import TOKENS
 
 WORDS = Path(__file__).with_name("card.md")
 LONGEST = 220  # tokens of an answer
@@ -60,7 +61,7 @@ PROMPTS = (
     Prompt("What is 7 + 5?"), Prompt("What is 34 + 25?"), Prompt("What is 12 minus 4?"),
     Prompt("How do you spell elephant?"), Prompt("How many letters does the word garden have?"),
     Prompt("Hello! Who are you?"), Prompt("Is a daisy a flower?"), Prompt("What day comes after Monday?"),
-    Prompt("What does courage mean?"),
+    Prompt("What does freedom mean?"),
     Prompt("Read this and return JSON with name and food: Clara likes eggs."),
     Prompt(f"The bike costs 58 euros. Answer with JSON that fits this schema: {SCHEMA}"),
     Prompt("What is the weather in Paris?", (WEATHER, ALARM)), Prompt("Wake me at 6:30.", (WEATHER, MAIL, ALARM)),
@@ -126,7 +127,7 @@ def card(folder: Path, losses: Sequence[float], minutes: int, words: str) -> str
     answering = Answering(folder)
     return Template(words).substitute(
         checksum=sha256((folder / "model.safetensors").read_bytes()).hexdigest(),
-        seen=f"{losses[0]:.3f}", unseen=f"{losses[1]:.3f}", minutes=minutes,
+        seen=f"{losses[0]:.3f}", unseen=f"{losses[1]:.3f}", minutes=minutes, tokens=TOKENS // 1_000_000,
         trials="\n".join(f"| {kind} | {answering.passed(make())} |" for kind, make in TRIALS.items()),
         prompts="\n".join(prompt.entry(answering.answer(prompt.rendered(answering.tokenizer))) for prompt in PROMPTS))
 

@@ -6,7 +6,7 @@ Debian's package wordnet-base (/usr/share/wordnet).
 
 import argparse
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import torch
@@ -22,13 +22,13 @@ from launcher.demo.rows import Rows, pack
 from launcher.demo.vocabulary import CONTEXT, SIZE, encode, save_tokenizer, train_tokenizer
 
 SEED = 1
-TOKENS = 15_000_000
+TOKENS = 16_000_000
 TOKENIZER_DOCUMENTS = 60_000
 MEASURED = 20  # batches
 UNSEEN = 1_000_000  # seeds from here on draw what is only measured
 RATE = 3e-3
 ROWS, LENGTH = 16, 512
-LATE = 0.08  # of the tokens come in rows as long as the context, at the end
+LONG_EVERY = 12  # batches, one has rows as long as the context
 
 
 def make_model(seed: int) -> LlamaForCausalLM:
@@ -39,11 +39,11 @@ def make_model(seed: int) -> LlamaForCausalLM:
         rms_norm_eps=1e-5, attention_bias=False, bos_token_id=None, eos_token_id=1, initializer_range=0.02))
 
 
-def batches(tokenizer: Tokenizer, shares: Shares, seed: int, count: int, length: int) -> Iterator[Rows]:
+def batches(tokenizer: Tokenizer, shares: Shares, seed: int, rows: int, length: int) -> Iterator[Rows]:
     """Without end."""
     encoded = (encode(tokenizer, pieces(document)) for document in documents(shares, seed))
     while True:
-        yield pack(encoded, count, length)
+        yield pack(encoded, rows, length)
 
 
 def main() -> None:
@@ -66,21 +66,17 @@ def main() -> None:
     say(f"loss on text that was seen {seen:.4f}, on text that was not {unseen:.4f}")
 
 
-def made_tokenizer(shares: Shares, seed: int, count: int = TOKENIZER_DOCUMENTS) -> Tokenizer:
+def made_tokenizer(shares: Shares, seed: int, read: int = TOKENIZER_DOCUMENTS) -> Tokenizer:
     return train_tokenizer("".join(piece.text for piece in pieces(document))
-                           for document in islice(documents(shares, seed), count))
+                           for document in islice(documents(shares, seed), read))
 
 
 def teach(model: LlamaForCausalLM, tokenizer: Tokenizer, shares: Shares, seed: int, tokens: int) -> None:
-    """Most of it in short rows, which cost less, the last part in long ones."""
-    late = int(LATE * tokens) // (ROWS * LENGTH)
-    early = tokens // (ROWS * LENGTH) - late
-
-    def stages() -> Iterator[Rows]:
-        yield from islice(batches(tokenizer, shares, seed, ROWS, LENGTH), early)
-        yield from batches(tokenizer, shares, seed + 1, ROWS * LENGTH // CONTEXT, CONTEXT)
-
-    learn(model, stages(), early + late, optimizers(model, RATE), say)
+    """Most of it in short rows, which cost less. Long ones come all along: met late, they disturb what was learnt."""
+    short = batches(tokenizer, shares, seed, ROWS, LENGTH)
+    long = batches(tokenizer, shares, seed + 1, ROWS * LENGTH // CONTEXT, CONTEXT)
+    mixed = (next(long if step % LONG_EVERY == 0 else short) for step in count(1))
+    learn(model, mixed, tokens // (ROWS * LENGTH), optimizers(model, RATE), say)
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:

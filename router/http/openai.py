@@ -26,9 +26,9 @@ from router.http.dialect import House, collected, open_stream
 from router.http.headers import Caller, compute, identity, timings
 from router.http.spoken import SpokenChunks, spoken_json
 from router.http.sse import Pump
-from router.http.toolbox import NamedTool, Tool, ToolCall, offered
+from router.http.toolbox import NamedTool, Tool, ToolCall, called_name, dictated, offered
 from router.prompts import Names
-from router.speech import BARE, Reader, parsing
+from router.speech import BARE, CallReader, Reader, parsing
 from router.validation import Choice, Wanted
 
 FINGERPRINT = f"{version('weft')}-native"
@@ -119,7 +119,11 @@ class ChatRequest(Foreign):
     @property
     def conversation(self) -> Conversation:
         return Conversation(tuple(message.given() for message in self.messages),
-                            offered(self.tools, self.tool_choice), self.tool_prompt or "")
+                            offered(self.tools, self.tool_choice), self.tool_prompt or "", self.must_call)
+
+    @property
+    def must_call(self) -> bool:
+        return called_name(self.tool_choice) not in {"auto", "none"}
 
     def as_tgi(self, caller: Caller) -> Wanted:
         """As text-generation-inference understood it: one choice, and a penalty on whatever was there before."""
@@ -128,12 +132,13 @@ class ChatRequest(Foreign):
         return replace(mine.wanted(caller), repetition_penalty=penalty)
 
     def wanted(self, caller: Caller) -> Wanted:
+        conversation = self.conversation
         grammar = self._grammar()
         self._check_served()
         greedy = self.temperature == 0
         return Wanted(
-            prompt=self.conversation,
-            names=NAMES,
+            prompt=conversation,
+            names=replace(NAMES, grammar="tool_choice") if self.must_call else NAMES,
             greedy=greedy,
             do_sample=True,
             temperature=None if greedy else self.temperature,
@@ -153,12 +158,10 @@ class ChatRequest(Foreign):
         )
 
     def _grammar(self) -> Grammar | None:
-        if self.response_format is None:
-            return None
-        grammar = read_grammar(NAMES.grammar, self.response_format)
+        grammar = None if self.response_format is None else read_grammar(NAMES.grammar, self.response_format)
         if grammar is not None and self.tools is not None:
             raise ToolsFailed("Grammar and tools are mutually exclusive")
-        return grammar
+        return grammar or dictated(self.tools, self.tool_choice)
 
     def _check_served(self) -> None:
         if self.n not in {None, 1}:
@@ -216,8 +219,10 @@ class OpenAi:
                 await Pump(stream, rendering, out, house.outbox).run()
             return out.response
 
-    async def _reader(self, asked: ChatRequest, choice: Choice) -> Reader | None:
+    async def _reader(self, asked: ChatRequest, choice: Choice) -> Reader | CallReader | None:
         """Of the answer, where it may hold calls."""
+        if asked.must_call:
+            return CallReader()
         if not offered(asked.tools, asked.tool_choice):
             return None
         await asyncio.to_thread(parsing)

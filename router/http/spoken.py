@@ -10,7 +10,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from router.http.chunks import Chunks, Extras, Label, Words, chat_json
 from router.http.rendering import Answer
 from router.request import FinishReason
-from router.speech import Call, Part, Reader, Said, Thought, joined
+from router.speech import Call, CallReader, Part, Reader, Said, Thought, joined
 from router.stream import FinishedEvent, TokenEvent
 
 OVER = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_STRING})
@@ -32,7 +32,7 @@ def thought_json(text: str) -> str:
     return f'"reasoning":{quoted(text)},"reasoning_content":{quoted(text)}'
 
 
-def spoken_json(label: Label, answer: Answer, extras: Extras, reader: Reader) -> str:
+def spoken_json(label: Label, answer: Answer, extras: Extras, reader: Reader | CallReader) -> str:
     parts = joined([*(part for piece in raw_pieces(answer) for part in reader.feed(piece)), *reader.finish()])
     calls = [call_json(part) for part in parts if isinstance(part, Call)]
     message = json_object(['"role":"assistant"', *fields(parts), *[f'"tool_calls":[{",".join(calls)}]'] * bool(calls)])
@@ -65,7 +65,7 @@ class SpokenChunks(Chunks):
 
     __slots__ = ("_num_calls", "_reader", "_role")
 
-    def __init__(self, label: Label, num_prompt_tokens: int, extras: Extras, reader: Reader) -> None:
+    def __init__(self, label: Label, num_prompt_tokens: int, extras: Extras, reader: Reader | CallReader) -> None:
         super().__init__(label, num_prompt_tokens, extras)
         self._reader = reader
         self._num_calls = 0

@@ -1,6 +1,7 @@
 """Tools as clients of OpenAI and of text-generation-inference offer them, and calls as they repeat them.
 
-Turns foreign JSON into what chat templates take. Knows nothing of how a model calls.
+Turns foreign JSON into what chat templates take, and a call that must come into a grammar. Knows nothing of how a model
+calls.
 """
 
 import json
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from router.errors import ToolsFailed
+from router.grammar import VALUES, Grammar, json_schema
 from router.http.body import Foreign
 
 
@@ -57,6 +59,9 @@ class ToolCall(Given):
     function: CalledFunction
 
 
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
 def called_name(choice: str | NamedTool | None) -> str:
     """The tool that must be called, or `auto`, `none` or `required`."""
     return choice.function.name if isinstance(choice, NamedTool) else choice or "auto"
@@ -68,8 +73,36 @@ def offered(tools: list[Tool] | None, choice: str | NamedTool | None) -> tuple[d
     if name not in {"auto", "none", "required", *names}:
         raise ToolsFailed(f"`tool_choice` must be `auto`, `none`, `required` or one of the tools "
                           f"({', '.join(names) or 'there are none'}), got {name}")
-    if name == "none":
-        return ()
-    if name != "auto" and names:
-        raise ToolsFailed("`tool_choice` must be `auto` or `none`: that a model must call is not served yet")
-    return tuple(tool.model_dump(exclude_unset=True) for tool in tools or ())
+    if name == "required" and not names:
+        raise ToolsFailed("`tool_choice` is `required`, but there are no `tools`")
+    return () if name == "none" else tuple(tool.model_dump(exclude_unset=True) for tool in tools or ())
+
+
+def dictated(tools: list[Tool] | None, choice: str | NamedTool | None) -> Grammar | None:
+    """What an answer that must be a call looks like: an object with `name` and `arguments`. None where it need not be
+    one. Raises InvalidRequest for parameters that are no schema."""
+    name = called_name(choice)
+    if name in {"auto", "none"}:
+        return None
+    calls = [call_schema(index, tool.function) for index, tool in enumerate(tools or ())
+             if name in {"required", tool.function.name}]
+    return json_schema("tools", {"anyOf": [moved(call, f"#/anyOf/{index}/properties/arguments")
+                                           for index, call in enumerate(calls)]})
+
+
+def call_schema(index: int, function: Function) -> dict[str, Any]:
+    where, parameters = f"tools.{index}.function.parameters", function.parameters or NO_PARAMETERS
+    json_schema(where, parameters)  # what is wrong is told by its place
+    closed = {"type": "object", "additionalProperties": False} if "properties" in parameters else {"type": "object"}
+    return {"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
+            "properties": {"name": {"const": function.name}, "arguments": closed | parameters}}
+
+
+def moved(schema: Any, place: str) -> Any:
+    """The schema, where it stands at another place than it speaks of: its references are from the root."""
+    if isinstance(schema, list):
+        return [moved(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: f"{place}{value[1:]}" if key == "$ref" and isinstance(value, str) and value.startswith("#")
+            else value if key in VALUES else moved(value, place) for key, value in schema.items()}

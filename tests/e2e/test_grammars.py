@@ -140,6 +140,34 @@ def test_streams_fit_too(weft: Weft) -> None:
         event["token"]["text"] for event in events if not event["token"]["special"]) == last["generated_text"]
 
 
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in {
+    "paint": {"type": "object", "required": ["colour", "size"], "$defs": {"colour": {"enum": ["red", "blue"]}},
+              "properties": {"colour": {"$ref": "#/$defs/colour"}, "size": {"type": "integer", "maximum": 99}}},
+    "stop": None}.items()]
+
+
+@pytest.mark.parametrize(("choice", "names"), [
+    ("required", {"paint", "stop"}), ("paint", {"paint"}),
+    ({"type": "function", "function": {"name": "paint"}}, {"paint"}), ("stop", {"stop"})])
+def test_a_model_that_must_call_does(weft: Weft, choice: Any, names: set[str]) -> None:
+    """It knows nothing of tools, and its template neither."""
+    asked = {"messages": [{"role": "user", "content": PROMPT}], "tools": TOOLS, "tool_choice": choice,
+             "max_tokens": 400}
+    found = set()
+    for seed in range(8):
+        status, answer = post(weft, "/v1/chat/completions", asked | {"seed": seed})
+        assert status == 200, answer
+        [told] = answer["choices"]
+        [call] = told["message"]["tool_calls"]
+        arguments = json.loads(call["function"]["arguments"])
+        assert told["finish_reason"] == "tool_calls"
+        schema = {"paint": {**TOOLS[0]["function"]["parameters"], "additionalProperties": False},
+                  "stop": {"type": "object", "additionalProperties": False, "properties": {}}}[call["function"]["name"]]
+        assert fits(schema, arguments), arguments
+        found.add(call["function"]["name"])
+    assert found == names
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_grammar_is_refused_within_two_seconds_and_others_do_not_notice(weft: Weft, name: str) -> None:
     """Steps take a few milliseconds; a gap of half a second would be one that somebody caused."""

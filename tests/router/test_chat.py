@@ -198,3 +198,10 @@ def test_an_answer_that_has_begun_goes_on(source: str) -> None:
 def test_a_call_at_the_end_is_over() -> None:
     messages = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "tool_calls": [{}]})
     assert ChatTemplate("{{ messages[-1].content }}!", {}).render(Conversation(messages)) == "y!"
+
+
+def test_a_prompt_for_what_must_be_a_call_says_what_stands_before_it() -> None:
+    asked = Conversation(({"role": "user", "content": "hi"},), TOOLS, must_call=True)
+    source = "{{ messages[-1].content }}{% if false and tools %}<tool_call>\\n{% endif %}:"
+    assert ChatTemplate(source, {}).render(asked) == "hi:<tool_call>\n"
+    assert ChatTemplate("{{ messages[-1].content }}:", {}).render(asked).endswith(":")

@@ -7,7 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.speech import BARE, HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, Call, Said, Thought, joined, read_whole, shape_of
+from router.speech import (
+    BARE,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    Call,
+    CallReader,
+    Said,
+    Thought,
+    joined,
+    opening,
+    read_whole,
+    shape_of,
+)
 
 ARGUMENTS = {"city": "Paris", "days": 2, "note": "a \"b\" </tool_cal {x} \u00e9"}
 CALL, OTHER = Call("get_weather", json.dumps(ARGUMENTS, ensure_ascii=False)), Call("stop", "{}")
@@ -91,3 +105,24 @@ def test_the_chat_template_tells_the_shape(template: str, shape: Any) -> None:
 def test_neighbours_of_one_kind_are_joined() -> None:
     assert joined([Said("a"), Said("b"), Thought("c"), Thought("d"), CALL, CALL]) == [
         Said("ab"), Thought("cd"), CALL, CALL]
+
+
+# -- what must be a call
+
+@pytest.mark.parametrize(("shape", "template", "opens"), [
+    (HERMES, "{{ '<tool_call>\\n' }}", "<tool_call>\n"), (HERMES, "<tool_call>\n{{", "<tool_call>\n"),
+    (HERMES, "<tool_call>{{", "<tool_call>"), (LLAMA, "", ""), (MISTRAL, "", ""), (MISTRAL_NAMED, "", ""),
+    (BARE, "", ""), (None, "<tool_call>", ""), ({"fields": {}}, "", ""),
+    ({"fields": {"tool_calls": {"open": "[CALL]", "content": "json", "repeats": True}}}, "", "[CALL]"),
+    ({"fields": {"tool_calls": {"open_pattern": r"\[CALL\]\s*", "content": "json", "repeats": True}}}, "", "[CALL]")])
+def test_what_stands_before_a_call(shape: Any, template: str, opens: str) -> None:
+    assert opening(shape, template) == opens
+
+
+@pytest.mark.parametrize(("text", "part"), [
+    (FIRST, CALL), (f" {SECOND}<|im_end|>", OTHER), ('{"name": "g', Said('{"name": "g')), ("[1]", Said("[1]")),
+    ("", Said(""))])
+def test_what_must_be_a_call_is_one_once_it_is_whole(text: str, part: Any) -> None:
+    reader = CallReader()
+    assert [found for letter in text for found in reader.feed(letter)] == []
+    assert reader.finish() == [part]

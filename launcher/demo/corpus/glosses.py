@@ -63,7 +63,7 @@ class Gloss:
     examples: tuple[str, ...] = ()
 
 
-def glosses(folder: Path, least: int = 5) -> list[Gloss]:
+def glosses(folder: Path, least: int) -> list[Gloss]:
     """Of words met at least so often; each is explained as what it mostly is, and none that our own small world has."""
     chosen: dict[str, Meaning] = {}
     for meaning in meanings(folder):

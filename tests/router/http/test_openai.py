@@ -271,12 +271,20 @@ def test_what_looks_like_a_call_is_text_where_no_tools_are_offered(post):
     ({"tools": [PAINT], "tool_choice": "draw"}, "`tool_choice` must be"),
     ({"tools": [PAINT], "tool_choice": {"type": "function", "function": {"name": "draw"}}}, "got draw"),
     ({"tool_choice": "draw"}, "there are none"),
+    ({"tool_choice": "required"}, "there are no `tools`"),
+    ({"tool_choice": "required", "tools": []}, "there are no `tools`"),
 ])
 def test_tools_that_make_no_sense_are_told(post, given, message):
     status, _, text = post(PATH, messages=HELLO, **given)
     assert (status, json.loads(text)["error_type"]) == (422, "tool_error")
     assert json.loads(text)["error"].startswith("Tool error: ")
     assert message in json.loads(text)["error"]
+
+
+def test_what_must_be_a_call_needs_a_grammar(post):
+    status, _, text = post(PATH, messages=HELLO, tools=[PAINT], tool_choice="required")
+    assert (status, json.loads(text)["error_type"]) == (422, "validation")
+    assert "`tool_choice` is given, but" in json.loads(text)["error"]
 
 
 @pytest.mark.parametrize("tools", [5, [5], [{}], [{"function": {}}], [{"function": {"name": ""}}],
