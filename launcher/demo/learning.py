@@ -18,16 +18,18 @@ from launcher.demo.rows import Rows
 WARM = 0.02  # of all steps the rate rises, then it falls to the last
 LAST = 0.05
 CLIP = 1.0
+PART = 4096  # tokens
 SAY_EVERY = 50  # steps
 
 Say = Callable[[str], None]
 
 
-def loss(model: LlamaForCausalLM, rows: Rows) -> Tensor:
-    """Of what is learnt, in nats a token."""
+def loss(model: LlamaForCausalLM, rows: Rows, number: Tensor | None = None) -> Tensor:
+    """Of what is learnt, in nats a token; of `number` tokens, where these rows are part of more."""
     hidden = model.model(input_ids=rows.ids[:, :-1]).last_hidden_state
     learnt = rows.learnt[:, 1:]
-    return functional.cross_entropy(model.lm_head(hidden[learnt]), rows.ids[:, 1:][learnt])
+    losses = functional.cross_entropy(model.lm_head(hidden[learnt]), rows.ids[:, 1:][learnt], reduction="sum")
+    return losses / (learnt.sum() if number is None else number)
 
 
 @torch.inference_mode()
@@ -70,10 +72,14 @@ def learn(model: LlamaForCausalLM, batches: Iterator[Rows], steps: int, optimizi
 
 
 def take_step(model: LlamaForCausalLM, rows: Rows, optimizing: list[torch.optim.Optimizer]) -> float:
-    now = loss(model, rows)
-    now.backward()  # type: ignore[no-untyped-call]
+    """In parts, whose numbers stay in the caches of a processor."""
+    number, mean = rows.learnt[:, 1:].sum(), 0.0
+    for part in rows.parts(PART):
+        share = loss(model, part, number)
+        share.backward()  # type: ignore[no-untyped-call]
+        mean += float(share.detach())
     nn.utils.clip_grad_norm_([weight for weight in model.parameters() if weight.requires_grad], CLIP)
     for one in optimizing:
         one.step()
         one.zero_grad()
-    return float(now.detach())
+    return mean

@@ -16,6 +16,12 @@ class Rows(NamedTuple):
     ids: Tensor  # [rows, length]
     learnt: Tensor  # the same, of bools
 
+    def parts(self, most: int) -> Iterator["Rows"]:
+        """So many tokens at a time, or one row."""
+        count = max(1, most // self.ids.shape[1])
+        for first in range(0, len(self.ids), count):
+            yield Rows(self.ids[first:first + count], self.learnt[first:first + count])
+
 
 def pack(documents: Iterator[Encoded], count: int, length: int) -> Rows:
     """So many rows; what of a row's last document does not fit is dropped. The documents never end."""

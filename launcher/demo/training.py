@@ -22,7 +22,7 @@ from launcher.demo.rows import Rows, pack
 from launcher.demo.vocabulary import CONTEXT, SIZE, encode, save_tokenizer, train_tokenizer
 
 SEED = 1
-TOKENS = 16_000_000
+TOKENS = 15_000_000
 TOKENIZER_DOCUMENTS = 60_000
 MEASURED = 20  # batches
 UNSEEN = 1_000_000  # seeds from here on draw what is only measured

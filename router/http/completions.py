@@ -6,6 +6,7 @@ a request may have.
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from time import monotonic as clock
 from typing import Annotated
 
@@ -13,12 +14,12 @@ from aiohttp import web
 from pydantic import BeforeValidator, FailFast, Field
 
 from router.errors import InvalidRequest
-from router.http.body import Foreign, Integer32, Unsigned, Unsigned32, read_body
+from router.http.body import Unsigned32, read_body
 from router.http.chunks import DONE, Label, TextChunks, error_chunk, text_completion_json, text_usage_chunk
 from router.http.dialect import House, collected, open_stream, together
 from router.http.headers import Caller, compute, identity, timings
-from router.http.openai import StreamOptions, Texts, labelled, listed
 from router.http.sse import Pump
+from router.http.v1 import Asked, labelled, listed
 from router.prompts import Names
 from router.validation import Choice, Wanted
 
@@ -27,32 +28,13 @@ Prompts = Annotated[list[str], FailFast(), Field(min_length=1),
                     BeforeValidator(listed, json_schema_input_type=str | list[str])]
 
 
-class Completion(Foreign):
-    """Null means not given."""
-
+class Completion(Asked):
     prompt: Prompts
-    model: str | None = None
-    max_tokens: Unsigned32 | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    seed: Unsigned | None = None
-    stop: Texts = Field(default_factory=list)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     suffix: str | None = None
-    n: Unsigned32 | None = None
     best_of: Unsigned32 | None = None
     echo: bool | None = None
     logprobs: Unsigned32 | None = None
-    cache_salt: str | None = None
-    priority: Integer32 = 0
-
-    @property
-    def wants_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
 
     def check(self, most_prompts: int) -> None:
         """What text-generation-inference refuses."""
@@ -73,26 +55,7 @@ class Completion(Foreign):
                 raise InvalidRequest(f"`{name}` is given, but completions are served without it yet; leave it out")
 
     def wanted(self, prompt: str, caller: Caller) -> Wanted:
-        greedy = self.temperature == 0
-        return Wanted(
-            prompt=prompt,
-            names=NAMES,
-            greedy=greedy,
-            do_sample=True,
-            temperature=None if greedy else self.temperature,
-            top_p=None if self.top_p == 1 else self.top_p,
-            repetition_penalty=self.repetition_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            max_new_tokens=self.max_tokens,
-            stop_strings=tuple(self.stop),
-            seed=self.seed,
-            cache_salt=self.cache_salt,
-            priority=self.priority,
-            tenant=caller.tenant,
-            request_id=caller.request_id,
-            deadline=caller.deadline,
-        )
+        return replace(self.as_wanted(prompt, NAMES, caller), repetition_penalty=self.repetition_penalty)
 
 
 class Completions:

@@ -5,11 +5,8 @@ differ, what clients of both accept is said. Knows nothing of limits, nor how me
 """
 
 import asyncio
-import secrets
-import time
 from contextlib import closing
 from dataclasses import replace
-from importlib.metadata import version
 from time import monotonic as clock
 from typing import Annotated, Any, Literal
 
@@ -20,18 +17,18 @@ from pydantic_core import PydanticCustomError
 from router.chat import Conversation
 from router.errors import InvalidRequest, ToolsFailed
 from router.grammar import Grammar, read_grammar
-from router.http.body import Foreign, Integer32, Unsigned, Unsigned32, read_body
-from router.http.chunks import OPENAI, TGI, Chunks, Extras, Label, completion_json, error_chunk
+from router.http.body import Foreign, Unsigned32, read_body
+from router.http.chunks import Chunks, Extras, Label, completion_json, error_chunk
 from router.http.dialect import House, collected, open_stream
 from router.http.headers import Caller, compute, identity, timings
 from router.http.spoken import SpokenChunks, spoken_json
 from router.http.sse import Pump
 from router.http.toolbox import NamedTool, Tool, ToolCall, called_name, dictated, offered
+from router.http.v1 import Asked, labelled
 from router.prompts import Names
 from router.speech import BARE, CallReader, Reader, parsing
 from router.validation import Choice, Wanted
 
-FINGERPRINT = f"{version('weft')}-native"
 NAMES = Names(prompt="messages", max_new_tokens="max_tokens", truncate="", grammar="response_format",
               top_n_tokens="top_logprobs")
 END_OF_PROMPT = 64  # tokens, in which an answer may have begun
@@ -60,13 +57,6 @@ class TextPart(Foreign):
     text: str
 
 
-def listed(stop: object) -> object:
-    return [stop] if isinstance(stop, str) else [] if stop is None else stop
-
-
-Texts = Annotated[list[str], FailFast(), BeforeValidator(listed, json_schema_input_type=str | list[str] | None)]
-
-
 class Message(Foreign):
     role: Annotated[str, Field(min_length=1)]
     content: Annotated[str | None, BeforeValidator(text_of, json_schema_input_type=str | list[TextPart] | None)] = None
@@ -82,28 +72,9 @@ class Message(Foreign):
         return self.model_dump(exclude_none=True, exclude={"content"}) | {"content": self.content or ""}
 
 
-class StreamOptions(Foreign):
-    include_usage: bool = False
-
-
-class ChatRequest(Foreign):
-    """Null means not given."""
-
+class ChatRequest(Asked):
     messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
-    model: str | None = None
-    max_tokens: Unsigned32 | None = None
     max_completion_tokens: Unsigned32 | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    seed: Unsigned | None = None
-    stop: Texts = Field(default_factory=list)
-    n: Unsigned32 | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    cache_salt: str | None = None
-    priority: Integer32 = 0
     logprobs: bool | None = None
     top_logprobs: Unsigned32 | None = None
     response_format: Any = None
@@ -113,8 +84,7 @@ class ChatRequest(Foreign):
 
     @property
     def extras(self) -> Extras:
-        usage = self.stream_options is not None and self.stream_options.include_usage
-        return Extras(usage, logprobs=bool(self.logprobs or self.top_logprobs))
+        return Extras(self.wants_usage, logprobs=bool(self.logprobs or self.top_logprobs))
 
     @property
     def conversation(self) -> Conversation:
@@ -135,27 +105,9 @@ class ChatRequest(Foreign):
         conversation = self.conversation
         grammar = self._grammar()
         self._check_served()
-        greedy = self.temperature == 0
-        return Wanted(
-            prompt=conversation,
-            names=replace(NAMES, grammar="tool_choice") if self.must_call else NAMES,
-            greedy=greedy,
-            do_sample=True,
-            temperature=None if greedy else self.temperature,
-            top_p=None if self.top_p == 1 else self.top_p,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            max_new_tokens=self._most_tokens(),
-            stop_strings=tuple(self.stop),
-            seed=self.seed,
-            top_n_tokens=self.top_logprobs,
-            grammar=grammar,
-            cache_salt=self.cache_salt,
-            priority=self.priority,
-            tenant=caller.tenant,
-            request_id=caller.request_id,
-            deadline=caller.deadline,
-        )
+        names = replace(NAMES, grammar="tool_choice") if self.must_call else NAMES
+        return replace(self.as_wanted(conversation, names, caller), max_new_tokens=self._most_tokens(),
+                       top_n_tokens=self.top_logprobs, grammar=grammar)
 
     def _grammar(self) -> Grammar | None:
         grammar = None if self.response_format is None else read_grammar(NAMES.grammar, self.response_format)
@@ -172,11 +124,6 @@ class ChatRequest(Foreign):
         if len(given) > 1:
             raise InvalidRequest("`max_tokens` and `max_completion_tokens` are given, with different values; give one")
         return given.pop() if given else None
-
-
-def labelled(house: House, kind: str, model: str) -> Label:
-    words = TGI if house.is_tgi else OPENAI
-    return Label(f"{kind}-{secrets.token_hex(12)}", int(time.time()), model, FINGERPRINT, words)
 
 
 class OpenAi:

@@ -47,7 +47,7 @@ class Service:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weight", [1.0, 3.0])
+@pytest.mark.parametrize("weight", [pytest.param(1.0, marks=pytest.mark.long), 3.0])
 def test_tenants_with_keys_get_their_shares(tmp_path, weight):
     weights = {"flood": 1.0, "other": weight}
     keys = tmp_path / "keys.json"

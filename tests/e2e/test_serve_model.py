@@ -103,7 +103,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line(model: Path, tmp_path: Path) 
 # -- streams that go on
 
 
-@pytest.mark.parametrize("num_shard", [1, 2])
+@pytest.mark.parametrize("num_shard", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_shard_that_is_killed_changes_no_token(model: Path, tmp_path: Path, num_shard: int) -> None:
     with serving(tmp_path, str(model), "--num-shard", str(num_shard), *SMALL) as weft:
         undisturbed = hear_all(weft)

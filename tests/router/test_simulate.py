@@ -13,8 +13,8 @@ from router.simulate import Case, flags, report
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recordings")
-    clockwork_recording(folder / "one", 300, seed=1)
-    clockwork_recording(folder / "two", 300, seed=2)
+    clockwork_recording(folder / "one", 150, seed=1)
+    clockwork_recording(folder / "two", 150, seed=2)
     (folder / "plain").write_text('{"at": 0, "prompt_tokens": 100, "output_tokens": 20}\n')
     return folder
 
@@ -47,7 +47,7 @@ def test_settings_are_tried_beside_what_was(folder):
     few = case.under({"max_batch_size": 4})
     assert few.percentile("wait", 50) > 10 * case.under({}).percentile("wait", 50)
     lines = report(case, {"max_batch_size": 4}).splitlines()
-    assert lines[0].startswith("300 requests, simulated in ")
+    assert lines[0].startswith("150 requests, simulated in ")
     assert lines[1].split() == ["recorded", "simulated", "--max-batch-size", "4"]
 
 

@@ -2,9 +2,10 @@ from itertools import repeat
 
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from launcher.demo.learning import learn, loss, mean_loss, optimizers, share_of_rate
+from launcher.demo.learning import CLIP, learn, loss, mean_loss, optimizers, share_of_rate, take_step
 from launcher.demo.rows import Rows
 
 
@@ -20,6 +21,20 @@ def test_the_loss_is_transformers_over_what_is_learnt() -> None:
     learnt[:, 5:] = True
     labels = torch.where(learnt, ids, -100)
     torch.testing.assert_close(loss(model, Rows(ids, learnt)), model(ids, labels=labels).loss)
+
+
+@pytest.mark.parametrize("part", [1, 20, 1000])
+def test_parts_of_a_step_are_one_step(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    ids = torch.arange(30).view(3, 10)
+    rows = Rows(ids, torch.tensor([[False] * 10, [True] * 10, [False] * 7 + [True] * 3]))
+    whole, model = tiny(), tiny()
+    told = loss(whole, rows)
+    told.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(whole.parameters(), CLIP)
+    monkeypatch.setattr("launcher.demo.learning.PART", part)
+    assert take_step(model, rows, []) == pytest.approx(float(told.detach()))
+    for one, other in zip(whole.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

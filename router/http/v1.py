@@ -1,0 +1,80 @@
+"""What the routes of OpenAI's dialect have in common: fields of requests, and how answers are labelled.
+
+Turns foreign JSON into `Wanted`. Knows neither prompts nor messages.
+"""
+
+import secrets
+import time
+from importlib.metadata import version
+from typing import Annotated
+
+from pydantic import BeforeValidator, FailFast, Field
+
+from router.chat import Conversation
+from router.http.body import Foreign, Integer32, Unsigned, Unsigned32
+from router.http.chunks import OPENAI, TGI, Label
+from router.http.dialect import House
+from router.http.headers import Caller
+from router.prompts import Names
+from router.validation import Wanted
+
+FINGERPRINT = f"{version('weft')}-native"
+
+
+def listed(given: object) -> object:
+    return [given] if isinstance(given, str) else [] if given is None else given
+
+
+Texts = Annotated[list[str], FailFast(), BeforeValidator(listed, json_schema_input_type=str | list[str] | None)]
+
+
+class StreamOptions(Foreign):
+    include_usage: bool = False
+
+
+class Asked(Foreign):
+    """Null means not given."""
+
+    model: str | None = None
+    max_tokens: Unsigned32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: Unsigned | None = None
+    stop: Texts = Field(default_factory=list)
+    n: Unsigned32 | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    priority: Integer32 = 0
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def as_wanted(self, prompt: str | Conversation, names: Names, caller: Caller) -> Wanted:
+        greedy = self.temperature == 0
+        return Wanted(
+            prompt=prompt,
+            names=names,
+            greedy=greedy,
+            do_sample=True,
+            temperature=None if greedy else self.temperature,
+            top_p=None if self.top_p == 1 else self.top_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            max_new_tokens=self.max_tokens,
+            stop_strings=tuple(self.stop),
+            seed=self.seed,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            tenant=caller.tenant,
+            request_id=caller.request_id,
+            deadline=caller.deadline,
+        )
+
+
+def labelled(house: House, kind: str, model: str) -> Label:
+    words = TGI if house.is_tgi else OPENAI
+    return Label(f"{kind}-{secrets.token_hex(12)}", int(time.time()), model, FINGERPRINT, words)
