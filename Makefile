@@ -106,10 +106,10 @@ ifdef ARGS
 else
 	@said=$$(mktemp -d)
 	trap 'kill $$half; rm -rf $$said; exit 130' INT TERM
-	$(PYTEST) tests/shard > $$said/shard 2>&1 & half=$$!
-	{ $(PYTEST) --ignore=tests/shard || touch $$said/failed; } | tee $$said/rest
+	$(PYTEST) tests/shard tests/e2e > $$said/half 2>&1 & half=$$!
+	{ $(PYTEST) --ignore=tests/shard --ignore=tests/e2e || touch $$said/failed; } | tee $$said/rest
 	wait $$half || touch $$said/failed
-	cat $$said/shard
+	cat $$said/half
 	shown=; while IFS= read -r line; do
 		case $$line in ==*' ERRORS ='*|==*' FAILURES ='*) shown=yes;; esac
 		test ! "$$shown" || printf '%s\n' "$$line"

@@ -11,6 +11,8 @@ from zipfile import ZipFile
 import pytest
 from launched import serving
 
+from launcher.demo.corpus.voices import VOICES
+
 ROOT = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.slow
@@ -36,12 +38,14 @@ def environment_with(wheel: Path, folder: Path) -> Path:
     return python
 
 
-def test_the_wheel_has_the_model_and_the_notices(wheel: Path) -> None:
+def test_the_wheel_has_the_model_its_voices_and_the_notices(wheel: Path) -> None:
     names = set(ZipFile(wheel).namelist())
     model = {f"launcher/demo/model/{name}" for name in (
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
         "README.md")}
-    assert model <= names
+    voices = {f"launcher/demo/adapters/{voice}/{name}" for voice in VOICES
+              for name in ("adapter_config.json", "adapter_model.safetensors")}
+    assert model | voices <= names
     assert {Path(name).name for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
     assert not [name for name in names if name.startswith("tests/")]
 
