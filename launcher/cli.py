@@ -33,6 +33,7 @@ from launcher.settings import GROUPS, POSITIONAL, LaunchConfig, Setting, make_co
 from launcher.voice import PLAIN, Voice
 from router.config import API_KEY, RouterConfig
 from shard.config import ShardConfig
+from shard.traces import check_installed
 
 LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
 
@@ -60,6 +61,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, v
     missing = what_is_missing(launch.model_id, launch.revision, os.environ, client())
     check_readable(router.api_keys, "--api-keys")
     check_readable(router.tokenizer_config_path, "--tokenizer-config-path")
+    check_installed(launch.traces)
     shard = replace(shard, memory=str(machine_file(os.environ, version("weft"))))
     with bind(router.hostname, router.port) as listener:
         model = find_or_fetch(launch, missing)
@@ -71,7 +73,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, v
         with server_folder() as folder:
             plan = make_plan(router, shard, launch.num_shard, checked(folder), model,
                              environment=large_pages(os.environ), record_folder=str(record_folder(os.environ)),
-                             logs=launch.logs)
+                             logs=launch.logs, traces=launch.traces)
             asyncio.run(serve(plan, listener, greet, router.shutdown_timeout, voice))
 
 

@@ -10,8 +10,10 @@ from launcher.model import Model
 from router.config import API_KEY, RouterConfig
 from shard.config import ShardConfig
 from shard.logs import Logs
+from shard.traces import Traces
 
 AS_EVER = Logs()
+UNTRACED = Traces()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +47,21 @@ def python_module(name: str) -> tuple[str, ...]:
 
 
 def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: str, model: Model, *,
-              environment: Mapping[str, str], record_folder: str = "", logs: Logs = AS_EVER) -> Plan:
+              environment: Mapping[str, str], record_folder: str = "", logs: Logs = AS_EVER,
+              traces: Traces = UNTRACED) -> Plan:
     """One shard per rank, each with a socket in `folder` and `environment` beside what it inherits, and the router that
     drives them and writes recordings to `record_folder`."""
     config = asdict(router)
     secrets = {API_KEY: config.pop("api_key")}  # whoever lists processes sees arguments, not environments
     shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{folder}/shard-{rank}.sock",
-                      model=model.folder,
-                      progress=f"{folder}/progress-{rank}", logs=logs) for rank in range(num_shard)]
+                      model=model.folder, progress=f"{folder}/progress-{rank}", logs=logs, traces=traces)
+              for rank in range(num_shard)]
     return Plan(
         shards=tuple(Child(f"shard {item.rank}", python_module("shard.server"), asdict(item), environment)
                      for item in shards),
         router=Child("router", python_module("router"),
                      {"config": config, "shards": [item.socket for item in shards], "model": model.name,
                       "notice": model.notice, "folder": model.folder, "record_folder": record_folder,
-                      "progress": [item.progress for item in shards], "logs": asdict(logs)}, secrets),
+                      "progress": [item.progress for item in shards], "logs": asdict(logs),
+                      "traces": asdict(traces)}, secrets),
         folder=folder)

@@ -11,6 +11,7 @@ from launcher.model import DEMO
 from router.config import RouterConfig, check_settings, setting
 from shard.config import ShardConfig, SimulatedConfig
 from shard.logs import LEVELS, Logs
+from shard.traces import Traces
 
 # Flags of text-generation-inference that mean the same here: their variables work under TGI's names too.
 TGI_FLAGS = frozenset({
@@ -18,7 +19,8 @@ TGI_FLAGS = frozenset({
     "max_client_batch_size", "max_input_tokens", "max_total_tokens", "max_batch_prefill_tokens",
     "max_batch_total_tokens", "max_batch_size", "disable_grammar_support",
     "api_key", "waiting_served_ratio", "max_waiting_tokens", "payload_limit", "validation_workers",
-    "model_id", "revision", "dtype", "json_output", "cors_allow_origin", "tokenizer_config_path"})
+    "model_id", "revision", "dtype", "json_output", "cors_allow_origin", "tokenizer_config_path", "otlp_endpoint",
+    "otlp_service_name"})
 FOREIGN_VARIABLES = frozenset({
     "HOSTNAME",   # shells and containers set it to the name of the machine
     "WEFT_PORT",  # Kubernetes sets it, to a URL, for every pod beside a service called weft
@@ -26,7 +28,7 @@ FOREIGN_VARIABLES = frozenset({
 POSITIONAL = ("model_id",)  # may stand without their flag, in this order
 ALIASES: Mapping[str, tuple[str, ...]] = {"num_shard": ("--num-shards",), "port": ("-p",)}
 GIVEN_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "parent_fd", "step_log", "simulated",
-                               "model", "meeting_point", "memory", "progress", "logs"})
+                               "model", "meeting_point", "memory", "progress", "logs", "traces"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,22 @@ class LaunchConfig:
     num_shard: int = setting(1, "Shards that share the model, each a process.", low=1, high=64)
     json_output: bool = setting(False, "Log as JSON, an object on each line, for programs that collect logs.")
     log_level: str = setting("info", "The least that is logged.", choices=LEVELS)
+    otlp_endpoint: str = setting(
+        "", "Collector that gets a trace of every request, by OTLP over gRPC, such as http://127.0.0.1:4317; needs "
+        "pip install 'weft[otel]'. Empty: nobody gets any.")
+    otlp_service_name: str = setting("weft", "What this server is called in traces.")
 
     def __post_init__(self) -> None:
         check_settings(self)
+        Traces(self.otlp_endpoint)  # refuses what is no address
 
     @property
     def logs(self) -> Logs:
         return Logs(self.log_level, self.json_output)
+
+    @property
+    def traces(self) -> Traces:
+        return Traces(self.otlp_endpoint, self.otlp_service_name)
 
 
 @dataclass(frozen=True, slots=True)

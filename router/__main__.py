@@ -2,15 +2,17 @@
 
 The JSON object holds `config` (the fields of RouterConfig), `shards` (their addresses, by rank), for a real model its
 name (`model`) and where its files are (`folder`), where to write recordings (`record_folder`), the files in which the
-shards write how far their start has come (`progress`), how to log (`logs`), and three descriptors that the process may
-have inherited: `listen_fd`, a bound socket; `ready_fd`, which gets `ready PORT JSON`, with what the banner tells of the
-shards, or `failed WHY`, and at any time `broken WHY` when the shards should be replaced; `parent_fd`, whose end-of-file
-says that the parent is gone. Only the key that clients must send comes by a variable, WEFT_API_KEY.
+shards write how far their start has come (`progress`), how to log (`logs`), where traces go (`traces`), and three
+descriptors that the process may have inherited: `listen_fd`, a bound socket; `ready_fd`, which gets `ready PORT JSON`,
+with what the banner tells of the shards, or `failed WHY`, and at any time `broken WHY` when the shards should be
+replaced; `parent_fd`, whose end-of-file says that the parent is gone. Only the key that clients must send comes by a
+variable, WEFT_API_KEY.
 """
 
 import asyncio
 import gc
 import json
+import logging
 import os
 import signal
 import socket
@@ -42,9 +44,12 @@ from router.tenants import Keys
 from router.tokenizer import Tokenizer, byte_tokenizer
 from router.validation import Validator
 from shard.logs import Logs, start_logging
+from shard.traces import Sender, Traces, make_sender
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MOMENT = 10.0  # seconds for which clients wait while a router is replaced
+
+log = logging.getLogger(__name__)
 
 StartupTold = Callable[[], dict[str, Any] | None]
 TextFiles = tuple[Tokenizer, ChatTemplate | None]
@@ -65,6 +70,7 @@ class Order:
     record_folder: str = ""  # where recordings are written; without one nothing is recorded
     progress: tuple[str, ...] = ()  # the files in which the shards write how far they are
     logs: Logs = field(default_factory=Logs)
+    traces: Traces = field(default_factory=Traces)
 
     @classmethod
     def from_json(cls, text: str, api_key: str = "") -> "Order":
@@ -73,7 +79,8 @@ class Order:
         origins = tuple(given["config"].get("cors_allow_origin", ()))
         config = RouterConfig(**{"api_key": api_key, **given["config"], "cors_allow_origin": origins})
         lists = {name: tuple(given.get(name, ())) for name in ("shards", "progress")}
-        return cls(**given | {"config": config, "logs": Logs(**given.get("logs", {}))} | lists)
+        nested = {"config": config, "logs": Logs(**given.get("logs", {})), "traces": Traces(**given.get("traces", {}))}
+        return cls(**given | nested | lists)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,7 @@ class Running:
     validator: Validator
     server: Server
     shelf: Shelf | None
+    sender: Sender | None
 
     async def drain(self, seconds: float) -> None:
         """Let nobody in any more; whoever is served may get so many seconds more."""
@@ -132,6 +140,8 @@ class Running:
         self.validator.close()
         if self.shelf is not None:
             await asyncio.to_thread(self.shelf.close)
+        if self.sender is not None:
+            await asyncio.to_thread(self.sender.close)
 
 
 async def start(order: Order) -> Running:
@@ -176,12 +186,14 @@ async def start_engine(engine: Engine, entrance: Entrance, startup: Startup) -> 
 async def let_in(
         order: Order, engine: Engine, entrance: Entrance, files: TextFiles, shelf: Shelf | None) -> Running:
     try:
+        sender = make_sender(order.traces, "router", log.warning)
         validator = Validator(order.config, engine.facts, *files, engine.resources.of)
     except ValueError:
         await engine.stop()
         raise
-    server = Server(create_app(engine, validator, order.config, entrance.keys, About(order.model, order.notice)))
-    running = Running(engine, entrance, validator, server, shelf)
+    about = About(order.model, order.notice)
+    server = Server(create_app(engine, validator, order.config, entrance.keys, about, sender=sender))
+    running = Running(engine, entrance, validator, server, shelf, sender)
     try:
         port = await server.open(entrance.listener)
     except OSError:

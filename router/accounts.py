@@ -6,7 +6,7 @@ Keeps no text and no tokens. Knows nothing of HTTP; who may ask is the dialects'
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from router.request import Tenant
+from router.request import FinishReason, Tenant
 from router.story import RUNNING, Story
 
 KEPT = 1000  # of those that are over
@@ -22,6 +22,8 @@ class Account:
     came: float
     story: Story
     num_generated: int = 0  # tokens that the client was told of
+    finish_reason: FinishReason | None = None  # if it came to an end of its own
+    traceparent: str = ""  # names the span that what shards tell of it belongs to; empty: they tell nothing
 
     @property
     def state(self) -> str:

@@ -51,13 +51,13 @@ class Clients:
         """Waits until nobody waits any more."""
         await self._nobody.wait()
 
-    def open(self, request: Request, number: int, came: float | None = None) -> Stream:
+    def open(self, request: Request, number: int, came: float | None = None, traceparent: str = "") -> Stream:
         stream = Stream(
             request, self._config.slow_client_buffer, on_full=lambda: self._hold(number),
             on_drained=lambda: self._resume(number), on_leave=lambda: self._leave(number))
         story = self._story(number)
         account = Account(request.id, request.tenant.name, len(request.prompt),
-                          story.began if came is None else came, story)
+                          story.began if came is None else came, story, traceparent=traceparent)
         self.accounts.open(account)
         self._deliveries[number] = Delivery(request, stream, self._tokenizer, account)
         self._nobody.clear()
@@ -69,6 +69,11 @@ class Clients:
         with suppress(KeyError):
             return self._core.story(number)
         return Story(now())
+
+    def traceparent(self, number: int) -> str:
+        """The span that this sequence's chunks belong to, if they belong to one."""
+        delivery = self._deliveries.get(number)
+        return "" if delivery is None else delivery.account.traceparent
 
     # -- from the shards and the core
 

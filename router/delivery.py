@@ -63,6 +63,7 @@ class Delivery:
             self._num_prompt_logprobs += len(fresh)
 
     def finish(self, reason: FinishReason) -> None:
+        self.account.finish_reason = reason
         if self._text_end is None:
             self._text.append(self._detokenizer.finish())
         text = "".join(self._text)[:self._text_end]

@@ -100,8 +100,8 @@ class Engine:
         self._clients.fail_everyone(LEAVING)
         await self._shards.close()
 
-    def submit(self, request: Request, came: float | None = None) -> Stream:
-        """`came` is when the client began to ask, if that was before now."""
+    def submit(self, request: Request, came: float | None = None, traceparent: str = "") -> Stream:
+        """`came` is when the client began to ask, if that was before now; `traceparent` is for the shards."""
         if self._loop.done():
             raise NotReady(LEAVING)
         self.resources.hold(request.needs)
@@ -111,7 +111,7 @@ class Engine:
             self.resources.release(request.needs)
             raise Overloaded(first.reason, first.retry_after)
         assert isinstance(first, Entered)
-        stream = self._clients.open(request, first.sequence, came)
+        stream = self._clients.open(request, first.sequence, came, traceparent)
         self._clients.tell(events[1:])
         self._alarm.set(self._core.wake_at)
         self._wake.set()
@@ -199,7 +199,8 @@ class Engine:
 
     def _send(self, plan: Plan) -> None:
         timeout = self._under_way.seconds + self._step_timeout(plan)
-        self._under_way.add(plan, self._shards.send(wire.encode(plan), timeout), now())
+        messages = wire.encode(plan, self._clients.traceparent)
+        self._under_way.add(plan, self._shards.send(messages, timeout), now())
         self.health.progress.sent(plan.seconds, now())
         self.tally.steps.sent(plan)
 

@@ -4,7 +4,7 @@ Rows become columns here and nowhere else. What a shard says is not believed: an
 misses one, counts wrongly or holds a token outside the vocabulary is a `Defect`.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields
 from itertools import chain
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ SAMPLING = {field.name: field.default for field in fields(SamplingParams)}
 
 T = TypeVar("T")
 
+Traceparent = Callable[[int], str]  # of a sequence, by its number
 Wire = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatRequest
 
 
@@ -49,18 +50,23 @@ class Defect(Exception):
 # -- to the shards
 
 
-def encode(plan: Plan) -> list[Wire]:
+def of_no_trace(_sequence: int) -> str:
+    return ""
+
+
+def encode(plan: Plan, traceparent: Traceparent = of_no_trace) -> list[Wire]:
+    """`traceparent` names the span that a sequence's chunks belong to."""
     first = plan.order - len(plan.messages) + 1
-    return [_encode(message, plan.epoch, first + index) for index, message in enumerate(plan.messages)]
+    return [_encode(message, plan.epoch, first + index, traceparent) for index, message in enumerate(plan.messages)]
 
 
-def _encode(message: Message, epoch: int, order: int) -> Wire:
+def _encode(message: Message, epoch: int, order: int, traceparent: Traceparent) -> Wire:
     match message:
         case Prefill():
             return pb.PrefillRequest(
                 epoch=epoch, order=order, batch=message.batch, sequences=_sequences(message.newcomers),
-                chunks=_chunks(message.chunks), alongside=message.alongside, grants=_grants(message.grants),
-                keep=_keep(message.keep))
+                chunks=_chunks(message.chunks, traceparent), alongside=message.alongside,
+                grants=_grants(message.grants), keep=_keep(message.keep))
         case Decode():
             return pb.DecodeRequest(epoch=epoch, order=order, batch=message.batch, grants=_grants(message.grants),
                                     keep=_keep(message.keep))
@@ -109,9 +115,10 @@ def _column(values: list[T], default: T) -> list[T]:
     return values if any(value != default for value in values) else []
 
 
-def _chunks(chunks: tuple[Chunk, ...]) -> pb.Chunks:
+def _chunks(chunks: tuple[Chunk, ...], traceparent: Traceparent) -> pb.Chunks:
     return pb.Chunks(sequences=[c.sequence for c in chunks], starts=[c.start for c in chunks],
-                     lengths=[c.length for c in chunks])
+                     lengths=[c.length for c in chunks],
+                     traceparents=_column([traceparent(c.sequence) for c in chunks], ""))
 
 
 def _grants(grants: tuple[Grant, ...]) -> pb.Grants | None:

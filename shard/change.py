@@ -139,6 +139,7 @@ class Change:
     def run(self, chunks: pb.Chunks) -> None:
         ids = distinct(chunks.sequences, "sequences with chunks")
         starts, lengths = (column(values, len(ids), 0, "chunks") for values in (chunks.starts, chunks.lengths))
+        column(chunks.traceparents, len(ids), "", "traceparents")
         self._check_members(ids)
         for i, start, length in zip(ids, starts, lengths, strict=True):
             chunk = Chunk(self._members[i], start, length)

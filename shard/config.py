@@ -9,6 +9,7 @@ from typing import Any
 
 from shard.faults import Faults
 from shard.logs import Logs
+from shard.traces import Traces
 
 
 def setting(default: Any, help_text: str, *, low: float | None = None, high: float | None = None,
@@ -88,6 +89,7 @@ class ShardConfig:
         low=0.01, high=1)
     simulated: SimulatedConfig = field(default_factory=SimulatedConfig)
     logs: Logs = field(default_factory=Logs)
+    traces: Traces = field(default_factory=Traces)
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -97,7 +99,8 @@ class ShardConfig:
     @classmethod
     def from_json(cls, text: str) -> "ShardConfig":
         given = json.loads(text)
-        nested = {"simulated": SimulatedConfig(**given.get("simulated", {})), "logs": Logs(**given.get("logs", {}))}
+        kinds = {"simulated": SimulatedConfig, "logs": Logs, "traces": Traces}
+        nested = {name: kind(**given.get(name, {})) for name, kind in kinds.items()}
         return cls(**{**given, **nested})
 
 

@@ -6,6 +6,7 @@ after the router that watched its health is gone. Knows nothing of what the work
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import sys
@@ -26,7 +27,9 @@ from shard.pb import shard_pb2_grpc
 from shard.progress import LOAD, WARM_UP, Lines, OnProgress, telling, untold
 from shard.service import ShardService, Worker, on_time
 from shard.simulated import SimulatedWorker
+from shard.spans import tracing
 from shard.steplog import timing
+from shard.traces import Sender, make_sender
 
 MODEL_WORKER = "shard.worker:ModelWorker"  # imported when a model is served: it loads torch
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -38,6 +41,8 @@ UNKNOWN = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.S
 PARENT_GRACE = 3.0  # seconds that a shard outlives its parent
 STOP_GRACE = 1.0  # seconds that calls have to come to their end
 STOP_LIMIT = 10.0  # seconds after which a worker that does not wake up is left behind
+
+log = logging.getLogger(__name__)
 
 
 class Presence(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ships no types
@@ -101,19 +106,22 @@ async def serve(config: ShardConfig) -> int:
         on_progress(LOAD, 0, 0)
         try:
             worker = await load(partial(make_worker, config, Lines(config.ready_fd, on_progress)), compute, stop)
+            sender = make_sender(config.traces, f"shard {config.rank}", log.debug)  # the router tells of the same
         except (ValueError, OSError) as error:
             fail(config.ready_fd, str(error))
             return 1
-        await keep(config, worker, compute, stop, on_progress)
+        await keep(config, worker, compute, stop, on_progress, sender=sender)
+        if sender is not None:
+            await asyncio.to_thread(sender.close)
     return 0
 
 
 async def keep(config: ShardConfig, worker: Worker, compute: ThreadPoolExecutor, stop: asyncio.Event,
-               on_progress: OnProgress) -> None:
+               on_progress: OnProgress, *, sender: Sender | None = None) -> None:
     """Serve until `stop` is set."""
     lateness = worker.lateness if isinstance(worker, SimulatedWorker) else on_time
     with timing(config.step_log) as run_step:
-        service = ShardService(worker, config.gap_timeout, lateness, run_step, compute,
+        service = ShardService(worker, config.gap_timeout, lateness, tracing(sender, config.rank, run_step), compute,
                                on_progress=on_progress)
         async with listening(config.socket, service, Presence(config.router_grace, stop.set)):
             for number in SIGNALS:

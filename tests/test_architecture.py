@@ -77,7 +77,8 @@ def test_every_dependency_has_its_reason() -> None:
     wanted = [*project["dependencies"], *chain.from_iterable(project["optional-dependencies"].values())]
     table = text("docs/decisions.md").partition("## Dependencies")[2].partition("\n## ")[0]
     reasons = re.findall(r"^\| ([\w-]+) \| .+ \|$", table, re.MULTILINE)
-    assert sorted(reasons) == sorted(["package", *(re.split("[<>=]", name)[0] for name in wanted)])
+    names = {re.split(r"[<>=\[]", name)[0] for name in wanted} - {project["name"]}  # one extra has all of another
+    assert sorted(reasons) == sorted(["package", *names])
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -83,7 +83,7 @@ def test_the_wheel_is_installed_in_the_versions_that_were_tested(tmp_path: Path)
     wheel.touch()
     done = run("install.sh", tmp_path, PIP_ARGS="--one 1", **found)
     assert done.stdout.split()[:3] == ["-m", "pip", "install"]
-    assert done.stdout.split()[-5:] == ["--one", "1", "-c", f"{tmp_path}/constraints.txt", str(wheel)]
+    assert done.stdout.split()[-5:] == ["--one", "1", "-c", f"{tmp_path}/constraints.txt", f"{wheel}[otel]"]
 
 
 @pytest.mark.parametrize("wheels", [(), ("weft-1.whl", "weft-2.whl")])

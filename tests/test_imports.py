@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = ("router", "shard", "launcher", "benchmarks")
 ARROWS = {
-    "launcher": {"router.config", "shard.config", "shard.logs"},
-    "router": {"shard.pb", "shard.logs"},
+    "launcher": {"router.config", "shard.config", "shard.logs", "shard.traces"},
+    "router": {"shard.pb", "shard.logs", "shard.traces"},
     # The engine and the recorder are measured from inside, and so is what simulations foresee.
     "benchmarks": {"shard", *(f"router.{name}" for name in (
         "figures", "messages", "policy", "recorder", "request", "scheduler", "simulate", "snapshot"))},
@@ -25,6 +25,7 @@ ONLY = {  # packages that few may import
     "uvloop": {"router/__main__.py", "benchmarks"},
     "jinja2": {"router/chat.py"},
     "llguidance": {"router/grammar_child.py", "shard/grammar.py"},
+    "opentelemetry": {"shard/otlp.py"},
     "cyclopts": {"launcher/cli.py", "benchmarks"},
     "torch": {"shard", "benchmarks", "launcher/demo"},
 }
@@ -89,6 +90,11 @@ def test_the_launcher_loads_nothing_of_what_its_children_need() -> None:
     """How the demo model was made is no part of it."""
     own = [path for path in modules("launcher") if "demo" not in path.parts]
     assert not (HEAVY | {"grpc", "aiohttp", "google", "tokenizers"}) & loaded_by(*map(module_name, own))
+
+
+@pytest.mark.slow
+def test_what_sends_traces_is_loaded_only_by_who_sends_them() -> None:
+    assert "opentelemetry" not in loaded_by("launcher.cli", "router.__main__", "shard.server")
 
 
 def test_generated_messages_cost_no_torch() -> None:

@@ -44,6 +44,7 @@ class Flag:
     kind: Kind = "value"
     short: str = ""
     default: str = ""  # what counts where nothing is given, if that is not our default
+    beside: str = ""  # the flag without which the default means nothing
     only_variable: bool = False
 
     @property
@@ -95,9 +96,9 @@ def refused(why: str, *values: str) -> Outcome:
     return Outcome(Fate.REFUSED, why=why, values=values)
 
 
-def same(name: str, default: str = "", short: str = "", kind: Kind = "value") -> Flag:
+def same(name: str, default: str = "", short: str = "", kind: Kind = "value", beside: str = "") -> Flag:
     """A flag that is one of ours."""
-    return Flag(name, (setting(name.replace("-", "_")),), kind, short, default)
+    return Flag(name, (setting(name.replace("-", "_")),), kind, short, default, beside)
 
 
 def switch(name: str, on: Outcome, off: str = "it is off by default") -> Flag:

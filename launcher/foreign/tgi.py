@@ -23,7 +23,6 @@ from launcher.foreign.flags import (
 ROPE = "weft takes the scaling of positions from the model's config.json; write it there (rope_scaling)"
 NGROK = "there is no tunnel in weft; run the ngrok program beside it"
 MEETING = "shards meet at a file of their own"
-TRACES = "traces are not sent yet"
 ATTENTION = "weft chooses its attention by the device (--attention)"
 GPU_LIBRARY = "weft does without the library that it is meant for"
 
@@ -102,8 +101,8 @@ OPERATION = (
     Flag("ngrok-authtoken", (unused(NGROK),)),
     Flag("ngrok-edge", (unused(NGROK),)),
     switch("json-output", setting("json_output")),
-    Flag("otlp-endpoint", (unused(TRACES),)),
-    Flag("otlp-service-name", (unused(TRACES),)),
+    same("otlp-endpoint"),
+    same("otlp-service-name", default="text-generation-inference.router", beside="otlp-endpoint"),
     Flag("graceful-termination-timeout", (setting("shutdown_timeout"),), short="g", default="90"),
     # Its variable has a name that others use for something else.
     Flag("env", (Outcome(Fate.SHOWN, values=TRUE), silent("it is not asked for")), "switch", "e"),

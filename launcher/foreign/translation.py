@@ -141,8 +141,13 @@ def all_said(table: Table, given: Mapping[str, list[str]], environment: Mapping[
             yield Said(item, "flag", values if item.kind == "list" else values[-1:])
         elif value := environment.get(item.variable):
             yield Said(item, "variable", re.split(r"[\s,]+", value.strip()) if item.kind == "list" else [value])
-        elif item.default:
+        elif item.default and (not item.beside or is_given(item.beside, given, environment)):
             yield Said(item, "default", [item.default])
+
+
+def is_given(name: str, given: Mapping[str, list[str]], environment: Mapping[str, str]) -> bool:
+    variable = name.upper().replace("-", "_")
+    return bool(given.get(name) or environment.get(variable) or environment.get(f"WEFT_{variable}"))
 
 
 def counts(said: Said, environment: Mapping[str, str]) -> bool:

@@ -22,25 +22,29 @@ from router.http.headers import identity
 from router.http.health import Probes
 from router.http.info import Facts
 from router.http.keys import check_keys
-from router.http.metrics import Metrics, count_requests
+from router.http.metrics import FAILURE, Metrics, count_requests
 from router.http.openai import OpenAi
 from router.http.requests import Requests
+from router.http.spans import trace_requests
 from router.http.sse import Outbox
 from router.http.tgi import Tgi
 from router.http.tokens import Tokens
+from router.spans import Spans
 from router.tenants import Keys
 from router.validation import Validator
+from shard.traces import Sender
 
 KEPT_HEADERS = ("Allow", "WWW-Authenticate")
 
 
 def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys: Keys,
-               about: About) -> web.Application:
-    """Without a name clients see what the shards call the model."""
+               about: About, *, sender: Sender | None = None) -> web.Application:
+    """Without a name clients see what the shards call the model. With a sender spans are sent."""
+    about = About(about.name or engine.facts.model, about.notice)
+    tracing = [] if sender is None else [trace_requests(Spans(sender, about.name))]
     # aiohttp refuses bodies that reach its limit, ours may be reached.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
-        tell_errors, check_keys(keys), count_requests(engine.tally.requests)])
-    about = About(about.name or engine.facts.model, about.notice)
+        *tracing, tell_errors, check_keys(keys), count_requests(engine.tally.requests)])
     house = House(engine, validator, config, about, Outbox())
     tgi, chats, completions = Tgi(house), OpenAi(house), Completions(house)
     for part in (tgi, chats, completions, Tokens(house), Facts(house), Clouds(house, tgi, chats, completions),
@@ -64,9 +68,11 @@ def create_door(probes: Probes, keys: Keys, also: Iterable[web.RouteDef] = ()) -
 async def tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except (Cancelled, ConnectionError):
+    except (Cancelled, ConnectionError) as error:
+        request[FAILURE] = error
         return cut_off(request)
     except Exception as error:
+        request[FAILURE] = error
         answer = told(request, error).response()
         answer.headers.update(identity(request))
         if isinstance(error, web.HTTPException):

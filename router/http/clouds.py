@@ -59,4 +59,4 @@ class Clouds:
 
     async def _best(self, wanted: Wanted, caller: Caller) -> Answer:
         choices = await self._house.validator.choices(wanted)
-        return max(await collected(self._house.engine, choices, caller), key=lambda answer: answer.mean_logprob)
+        return max(await collected(self._house, choices, caller), key=lambda answer: answer.mean_logprob)

@@ -80,7 +80,7 @@ class Completions:
 
     async def _whole(self, request: web.Request, choices: Sequence[Choice], caller: Caller) -> web.StreamResponse:
         named, validated = self._label(), clock()
-        answers = await collected(self._house.engine, choices, caller)
+        answers = await collected(self._house, choices, caller)
         headers = self._headers(request, choices) | timings(answers, validated - caller.came, clock() - caller.came)
         body = text_completion_json(named, answers).encode()
         return web.Response(body=body, headers=headers, content_type="application/json")
@@ -89,8 +89,7 @@ class Completions:
                         caller: Caller) -> web.StreamResponse:
         house, named = self._house, self._label()
         with ExitStack() as leaving:
-            streams = [leaving.enter_context(closing(house.engine.submit(choice.request, caller.came)))
-                       for choice in choices]
+            streams = [leaving.enter_context(closing(house.submit(choice, caller))) for choice in choices]
             patience = house.config.slow_client_timeout
             async with open_stream(request, self._headers(request, choices), patience, error_chunk) as out:
                 for stream in streams:

@@ -41,7 +41,7 @@ class Engine(Protocol):
     @property
     def facts(self) -> ModelFacts: ...
 
-    def submit(self, request: Request, came: float | None = None) -> Stream: ...
+    def submit(self, request: Request, came: float | None = None, traceparent: str = "") -> Stream: ...
 
     def account(self, request_id: str) -> Account | None: ...
 
@@ -64,6 +64,15 @@ class House:
     config: RouterConfig
     about: About
     outbox: Outbox
+
+    def submit(self, choice: Choice, caller: Caller) -> Stream:
+        if caller.traced is None:
+            return self.engine.submit(choice.request, caller.came)
+        stream = self.engine.submit(choice.request, caller.came, caller.traced.traceparent)
+        account = self.engine.account(choice.request.id)
+        assert account is not None, "it was opened just now"
+        caller.traced.follow(choice, account)
+        return stream
 
     @property
     def is_tgi(self) -> bool:
@@ -89,12 +98,12 @@ async def open_stream(request: web.Request, headers: Mapping[str, str], patience
             request[FAILURE] = failure
 
 
-async def collected(engine: Engine, choices: Sequence[Choice], caller: Caller) -> list[Answer]:
+async def collected(house: House, choices: Sequence[Choice], caller: Caller) -> list[Answer]:
     """The answers of all choices. When one fails or the client leaves, all are given up."""
     with ExitStack() as leaving:
         streams = []
         for choice in choices:
-            streams.append(engine.submit(choice.request, caller.came))
+            streams.append(house.submit(choice, caller))
             leaving.callback(streams[-1].close)
         return await together(Collector(*pair).answer() for pair in zip(streams, choices, strict=True))
 

@@ -19,10 +19,13 @@ from router.http.rendering import Answer
 from router.messages import ModelFacts
 from router.meters import Counter
 from router.request import ANYONE, Tenant
+from router.spans import TEXT, Spans, Traced
 from router.story import RUNNING, Cause
 
 REQUEST_ID = web.RequestKey("request_id", str)
 CAME = web.RequestKey("came", Counter)  # where it is counted, until it was
+SPANS = web.RequestKey("spans", Spans)  # where its span begins, if it is told of
+TRACED = web.RequestKey("traced", Traced)
 MAX_ID = 128
 MILLISECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
 LEAST_WAIT = 0.001  # seconds; below that a request did not wait
@@ -42,9 +45,10 @@ class Caller:
     request_id: str
     came: float  # when the head had arrived
     timeout_ms: str | None  # as the client wrote it
+    traced: Traced | None = None
 
     @classmethod
-    def of(cls, request: web.Request, register: Register) -> "Caller":
+    def of(cls, request: web.Request, register: Register, operation: str = TEXT) -> "Caller":
         came, tenant = clock(), request.get(TENANT, ANYONE)
         given = request.headers.get("x-request-id") or request.headers.get("x-amzn-trace-id") or ""
         usable = 1 <= len(given) <= MAX_ID and given.isascii() and given.isprintable()
@@ -52,7 +56,9 @@ class Caller:
         request[REQUEST_ID] = chosen
         if CAME in request:
             request.pop(CAME).add()
-        return cls(tenant, chosen, came, request.headers.get("x-request-timeout-ms"))
+        if SPANS in request:
+            request[TRACED] = request[SPANS].begin(operation, chosen, trace_context(request), came)
+        return cls(tenant, chosen, came, request.headers.get("x-request-timeout-ms"), request.get(TRACED))
 
     def part(self, index: int) -> "Caller":
         """Of a request that asks for several things, each of which needs an id; the first has the one that is known."""
@@ -68,6 +74,13 @@ class Caller:
             raise InvalidRequest("the header `x-request-timeout-ms` must be a number of milliseconds above 0, got "
                                  f"{self.timeout_ms[:40]!a}")
         return self.came + seconds
+
+
+def trace_context(request: web.Request) -> dict[str, str]:
+    """What W3C calls so, as it came. Two parents are none."""
+    parents = request.headers.getall("traceparent", [])
+    states = request.headers.getall("tracestate", [])
+    return {"traceparent": parents[0], "tracestate": ",".join(states)} if len(parents) == 1 else {}
 
 
 def identity(request: web.Request) -> dict[str, str]:

@@ -26,6 +26,7 @@ from router.http.sse import Pump
 from router.http.toolbox import NamedTool, Tool, ToolCall, called_name, dictated, offered
 from router.http.v1 import Asked, labelled
 from router.prompts import Names
+from router.spans import CHAT
 from router.speech import BARE, CallReader, Reader, parsing
 from router.validation import Choice, Wanted
 
@@ -135,7 +136,7 @@ class OpenAi:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """What is wrong is told with its status on streams too: a stream begins when the request is under way."""
-        caller = Caller.of(request, self._house.engine)
+        caller = Caller.of(request, self._house.engine, CHAT)
         asked = await read_body(request, ChatRequest)
         wanted = asked.as_tgi(caller) if self._house.is_tgi else asked.wanted(caller)
         [choice] = await self._house.validator.choices(wanted)
@@ -146,7 +147,7 @@ class OpenAi:
                      caller: Caller) -> web.StreamResponse:
         label, validated = self._label(asked), clock()
         reader = await self._reader(asked, choice)
-        answers = await collected(self._house.engine, [choice], caller)
+        answers = await collected(self._house, [choice], caller)
         headers = (compute(self._house.engine.facts, choice.num_characters) | identity(request)
                    | timings(answers, validated - caller.came, clock() - caller.came))
         given = label, answers[0], asked.extras
@@ -160,7 +161,7 @@ class OpenAi:
         given = self._label(asked), len(choice.request.prompt), asked.extras
         reader = await self._reader(asked, choice)
         rendering = SpokenChunks(*given, reader) if reader else Chunks(*given)
-        with closing(house.engine.submit(choice.request, caller.came)) as stream:
+        with closing(house.submit(choice, caller)) as stream:
             async with open_stream(request, headers, house.config.slow_client_timeout, error_chunk) as out:
                 stream.cut = out.cut
                 await Pump(stream, rendering, out, house.outbox).run()

@@ -144,7 +144,7 @@ class Tgi:
         house = self._house
         choices = await house.validator.choices(asked.wanted(caller))
         validated = clock()
-        answers = await collected(house.engine, choices, caller)
+        answers = await collected(house, choices, caller)
         best, *others = sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)
         headers = (compute(house.engine.facts, len(asked.inputs)) | identity(request)
                    | timings([best], validated - caller.came, clock() - caller.came))
@@ -163,7 +163,7 @@ class Tgi:
         asked.check_streamable()
         [choice] = await house.validator.choices(asked.wanted(caller))
         rendering = Streaming(choice, asked.parameters.details, asked.prefix)
-        with closing(house.engine.submit(choice.request, caller.came)) as stream:
+        with closing(house.submit(choice, caller)) as stream:
             stream.cut = out.cut
             await Pump(stream, rendering, out, house.outbox).run()
 

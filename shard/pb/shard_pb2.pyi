@@ -106,14 +106,16 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[_Iterable[float]] = ..., top_k: _Optional[_Iterable[int]] = ..., top_p: _Optional[_Iterable[float]] = ..., typical_p: _Optional[_Iterable[float]] = ..., repetition_penalty: _Optional[_Iterable[float]] = ..., relative_frequency_penalty: _Optional[_Iterable[float]] = ..., watermark: _Optional[_Iterable[bool]] = ..., top_n_tokens: _Optional[_Iterable[int]] = ..., raw_logprobs: _Optional[_Iterable[bool]] = ..., min_p: _Optional[_Iterable[float]] = ..., frequency_penalty: _Optional[_Iterable[float]] = ..., presence_penalty: _Optional[_Iterable[float]] = ..., min_tokens: _Optional[_Iterable[int]] = ..., num_end_tokens: _Optional[_Iterable[int]] = ..., end_tokens: _Optional[_Iterable[int]] = ..., num_allowed_tokens: _Optional[_Iterable[int]] = ..., allowed_tokens: _Optional[_Iterable[int]] = ..., num_banned_tokens: _Optional[_Iterable[int]] = ..., banned_tokens: _Optional[_Iterable[int]] = ..., num_biased_tokens: _Optional[_Iterable[int]] = ..., biased_tokens: _Optional[_Iterable[int]] = ..., num_biases: _Optional[_Iterable[int]] = ..., biases: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Chunks(_message.Message):
-    __slots__ = ("sequences", "starts", "lengths")
+    __slots__ = ("sequences", "starts", "lengths", "traceparents")
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENTS_FIELD_NUMBER: _ClassVar[int]
     sequences: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequences: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    traceparents: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sequences: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., traceparents: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Grants(_message.Message):
     __slots__ = ("sequences", "num_blocks", "blocks")

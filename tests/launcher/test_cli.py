@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,7 @@ def test_a_model_that_comes_with_weft_has_settings_of_its_own_unless_others_are_
     ({"API_KEY": "sk-one", "WEFT_API_KEYS": "keys.json"}, {"api_key": "sk-one", "api_keys": "keys.json"}),
     ({"WEFT_SIMULATED_ADAPTERS": "false"}, {"simulated_adapters": False}),
     ({"JSON_OUTPUT": "true"}, {"json_output": True}),
+    ({"OTLP_ENDPOINT": "http://a:4317"}, {"otlp_endpoint": "http://a:4317"}),
     ({"CORS_ALLOW_ORIGIN": "https://a https://b"}, {"cors_allow_origin": ("https://a", "https://b")}),
     ({"LOG_LEVEL": "nonsense", "WEFT_LOG_LEVEL": "debug"}, {"log_level": "debug"}),
     ({"HOSTNAME": "a1b2c3", "WEFT_PORT": "tcp://10.0.0.1:3000"}, {}),
@@ -131,6 +133,13 @@ def test_a_file_of_keys_that_is_not_there_is_told_before_anything_starts(weft: C
 def test_so_is_a_chat_template_that_is_not_there(weft: Callable[..., Any]) -> None:
     assert weft("serve", "--port", "0", "--tokenizer-config-path", "/no/file")[2] == (
         "weft: cannot read /no/file (--tokenizer-config-path): No such file or directory\n")
+
+
+def test_traces_without_what_sends_them_are_told_at_once_with_the_cure(
+        weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
+    assert weft("serve", "--port", "0", "--otlp-endpoint", "http://127.0.0.1:4317") == (
+        2, "", "weft: --otlp-endpoint needs packages that are not installed: pip install 'weft[otel]'\n")
 
 
 @pytest.mark.parametrize(("failed", "code"), [(Failed("no room"), 1), (GaveUp("no room"), 70)])

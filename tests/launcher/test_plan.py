@@ -8,6 +8,7 @@ from launcher.plan import make_plan
 from router.config import API_KEY, RouterConfig
 from shard.config import ShardConfig, SimulatedConfig
 from shard.logs import Logs
+from shard.traces import Traces
 
 SHARD = ShardConfig(gap_timeout=3.0, simulated=SimulatedConfig(seed=5))
 
@@ -101,3 +102,10 @@ def test_all_children_log_alike() -> None:
     plan = make_plan(RouterConfig(), SHARD, 2, "/folder", BOX[SIMULATED], environment={}, logs=logs)
     assert [child.settings["logs"] for child in (*plan.shards, plan.router)] == [told] * 3
     assert ShardConfig.from_json(plan.shards[0].command()[-1]).logs == logs
+
+
+def test_all_children_send_their_traces_to_the_same_place() -> None:
+    traces, told = Traces("http://a:4317", "loom"), {"endpoint": "http://a:4317", "service": "loom"}
+    plan = make_plan(RouterConfig(), SHARD, 2, "/folder", BOX[SIMULATED], environment={}, traces=traces)
+    assert [child.settings["traces"] for child in (*plan.shards, plan.router)] == [told] * 3
+    assert ShardConfig.from_json(plan.shards[0].command()[-1]).traces == traces

@@ -6,6 +6,7 @@ from launcher.settings import FOREIGN_VARIABLES, GROUPS, POSITIONAL, TGI_FLAGS, 
 from router.config import RouterConfig
 from shard.config import ShardConfig, SimulatedConfig
 from shard.logs import Logs
+from shard.traces import Traces
 
 SETTINGS = {setting.name: setting for group in GROUPS.values() for setting in group}
 
@@ -34,6 +35,14 @@ def test_a_setting_reaches_the_config_that_it_belongs_to() -> None:
 def test_what_the_launcher_decides_is_no_setting() -> None:
     given = {"socket", "rank", "world_size", "ready_fd", "parent_fd", "simulated"}
     assert not (given | {"model", "meeting_point", "memory"}) & set(SETTINGS)
+
+
+def test_two_settings_say_where_traces_go() -> None:
+    assert LaunchConfig().traces == Traces() == Traces("", "weft")
+    given = {"otlp_endpoint": "http://a:4317", "otlp_service_name": "loom"}
+    assert make_configs(given)[0].traces == Traces("http://a:4317", "loom")
+    with pytest.raises(ValueError, match=r"--otlp-endpoint must be .*, got ftp://a"):
+        make_configs({"otlp_endpoint": "ftp://a"})
 
 
 def test_two_settings_say_how_all_processes_log() -> None:

@@ -17,6 +17,7 @@ from router.shards import Shards, ShardsLost
 from router.shelf import Shelf
 from router.story import RUNNING, Cause
 from router.tokenizer import byte_tokenizer
+from shard.pb import shard_pb2 as pb
 from shard.simulated import SimulatedWorker
 
 
@@ -45,6 +46,20 @@ def test_a_router_that_is_started_again_begins_an_epoch_of_its_own(tmp_path):
         await weft.hear_right(ask())
         assert (weft.calls["Warmup"], weft.ranks[0].worker.info().epoch) == (1, 2)
     play(story, tmp_path)
+
+
+def test_shards_hear_to_which_span_every_chunk_belongs(tmp_path):
+    async def story(weft):
+        await asyncio.gather(*(Heard.all_of(weft.engine.submit(ask(prompt, 3), traceparent=traceparent))
+                               for prompt, traceparent in (("a" * 100, "00-long"), ("b", ""))))
+        chunks = [message.chunks for messages in weft.shards.sent for message in messages
+                  if isinstance(message, pb.PrefillRequest)]
+        told = [pair for part in chunks for pair in zip(part.lengths, part.traceparents, strict=False)]
+        assert sum(length for length, traceparent in told if traceparent) == 100
+        assert {traceparent for _, traceparent in told} <= {"", "00-long"}
+        assert len(told) > 2
+        await weft.check_idle()
+    play(story, tmp_path, max_batch_prefill_tokens=32)
 
 
 def test_stopping_fails_whoever_is_still_served(tmp_path):

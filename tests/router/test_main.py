@@ -12,6 +12,7 @@ from router.__main__ import Order, asked_to_stop, came_first, end_with_parent, s
 from router.config import RouterConfig
 from router.messages import ModelFacts
 from shard.logs import Logs
+from shard.traces import Traces
 
 
 def test_an_order_needs_no_descriptors() -> None:
@@ -26,7 +27,7 @@ def test_an_order_names_the_files_in_which_shards_write_how_far_they_are() -> No
 
 def test_an_order_is_read_as_the_launcher_wrote_it() -> None:
     config = RouterConfig(cors_allow_origin=("https://a", "https://b"))
-    order = Order(config, ("unix:/a",), logs=Logs("debug", as_json=True))
+    order = Order(config, ("unix:/a",), logs=Logs("debug", as_json=True), traces=Traces("http://a:4317", "loom"))
     assert Order.from_json(json.dumps(asdict(order))) == order
 
 

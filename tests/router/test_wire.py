@@ -61,6 +61,14 @@ def test_resources_are_loaded_unloaded_and_told_of_by_kind_and_number(kind, on_w
     assert wire.loaded(pb.InfoAnswer(**{f"loaded_{kind}s": [7]})) == {resource}
 
 
+def test_chunks_name_the_spans_that_they_belong_to():
+    chunks = (Chunk(5, 0, 3), Chunk(6, 0, 2))
+    (told,) = wire.encode(plan(Prefill(1, (), chunks, False)), {5: "", 6: "00-six"}.__getitem__)
+    (untold,) = wire.encode(plan(Prefill(1, (), chunks, False)))
+    assert list(told.chunks.traceparents) == ["", "00-six"]
+    assert not untold.chunks.traceparents
+
+
 def test_newcomers_become_columns():
     first = Newcomer(5, Request("a", (1, 2), 3, key=9, sampling=SamplingParams(top_k=4)), (3,), (0, 1))
     second = Newcomer(6, Request("b", (4,), 3, adapter=Resource("adapter", 8)), (), (2,))

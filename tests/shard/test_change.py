@@ -48,6 +48,8 @@ MALFORMED = {
     "a sequence is named twice": prefill(2, Row(9, SHORT, [9]), Row(9, SHORT, [10])),
     "a column is too short": pb.PrefillRequest(batch=2, sequences=pb.Sequences(
         ids=[9, 10], num_tokens=[1, 1], tokens=[1, 1], num_blocks=[1, 1], blocks=[9, 10], keys=[1])),
+    "there are more traces than chunks": pb.PrefillRequest(batch=1, chunks=pb.Chunks(
+        sequences=[8], starts=[16], lengths=[1], traceparents=["", ""])),
     "a column has no rows": pb.PrefillRequest(batch=1, sequences=pb.Sequences(tokens=[1]), alongside=True),
     "there are fewer tokens than counted": pb.PrefillRequest(batch=2, sequences=pb.Sequences(
         ids=[9], num_tokens=[2], tokens=[1], num_blocks=[1], blocks=[9])),

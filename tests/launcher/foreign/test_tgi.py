@@ -141,6 +141,14 @@ def test_what_is_otherwise_by_default_there_is_so_here() -> None:
                                "shutdown_timeout": ["90"]}
 
 
+def test_traces_have_the_name_that_they_have_there_where_any_are_sent() -> None:
+    sent = {"otlp_endpoint": ["http://a:4317"], "otlp_service_name": ["text-generation-inference.router"]}
+    assert told("--otlp-endpoint", "http://a:4317").settings == told().settings | sent
+    assert told(OTLP_ENDPOINT="http://a:4317").settings == told().settings | sent
+    assert told(OTLP_ENDPOINT="http://a:4317", OTLP_SERVICE_NAME="loom").settings == (
+        told().settings | sent | {"otlp_service_name": ["loom"]})
+
+
 @pytest.mark.parametrize("value", ["eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4", "exl2"])
 def test_a_quantisation_that_there_is_not_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match="--quantize is refused: "):

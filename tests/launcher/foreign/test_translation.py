@@ -11,6 +11,7 @@ TABLE = Table("loom-launcher", (
     Flag("max-input-length", (setting("max_input_tokens"),)),
     Flag("hostname", (Outcome(Fate.ADDRESS, "hostname"),), default="0.0.0.0"),
     Flag("grace", (setting("shutdown_timeout"),), short="g", default="90"),
+    same("otlp-endpoint"), same("otlp-service-name", default="loom", beside="otlp-endpoint"),
     Flag("cache", (variable("HF_HUB_CACHE"),)),
     Flag("glue", (unused("there is no glue"),)),
     Flag("paint", (refused("there is no paint", "red"), unused("it dries", "green"))),
@@ -45,6 +46,17 @@ def test_flags_may_be_written_in_all_ways(given: tuple[str, ...]) -> None:
 
 def test_a_flag_counts_before_its_variable() -> None:
     assert words("-p", "80", PORT="81") == words("-p", "80")
+
+
+@pytest.mark.parametrize(("given", "environment", "expected"), [
+    (("--otlp-endpoint", "a"), {}, f"{DEFAULTS} --otlp-endpoint a --otlp-service-name loom"),
+    ((), {"OTLP_ENDPOINT": "a"}, f"{DEFAULTS} --otlp-endpoint a --otlp-service-name loom"),
+    ((), {"WEFT_OTLP_ENDPOINT": "a"}, f"{DEFAULTS} --otlp-service-name loom"),
+    ((), {"OTLP_SERVICE_NAME": "b"}, f"{DEFAULTS} --otlp-service-name b"),
+])
+def test_a_default_may_count_only_beside_another_flag(
+        given: tuple[str, ...], environment: dict[str, str], expected: str) -> None:
+    assert words(*given, **environment) == expected
 
 
 def test_an_empty_variable_is_none() -> None:

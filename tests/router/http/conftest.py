@@ -50,11 +50,12 @@ class ScriptedEngine:
     def requests(self) -> list[Request]:
         return [stream.request for stream in self.streams]
 
-    def submit(self, request: Request, came: float | None = None) -> Stream:
+    def submit(self, request: Request, came: float | None = None, traceparent: str = "") -> Stream:
         if self.refusals:
             raise self.refusals.pop()
         story = Story(time.monotonic())
-        self.accounts.open(Account(request.id, request.tenant.name, len(request.prompt), came or story.began, story))
+        self.accounts.open(Account(request.id, request.tenant.name, len(request.prompt), came or story.began, story,
+                                   traceparent=traceparent))
         stream = Stream(request, 262_144, lambda: None, lambda: None, lambda: self._leave(request))
         self.streams.append(stream)
         self.asked.set()
@@ -86,12 +87,12 @@ Scenario = Callable[[TestClient, ScriptedEngine], object]
 @pytest.fixture
 def serve():
     """Runs a scenario with a client of the application."""
-    def run(scenario, *scripts, config=None, template=TEMPLATE, about=UNNAMED):
+    def run(scenario, *scripts, config=None, template=TEMPLATE, about=UNNAMED, sender=None):
         async def main():
             config_ = config or RouterConfig()
             engine = ScriptedEngine(*scripts)
             with closing(Validator(config_, engine.facts, byte_tokenizer(), template)) as validator:
-                app = create_app(engine, validator, config_, Keys.of(config_), about)
+                app = create_app(engine, validator, config_, Keys.of(config_), about, sender=sender)
                 server = TestServer(app, handler_cancellation=True)
                 async with TestClient(server) as client:
                     return await scenario(client, engine)

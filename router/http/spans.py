@@ -1,0 +1,49 @@
+"""Begins and ends what collectors of traces are told of a request, if any are.
+
+Only requests for texts are told of: a dialect that asks who its caller is begins the span (`Caller.of`). Knows nothing
+of what spans tell of texts, nor how they are sent.
+"""
+
+import asyncio
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from router.errors import Cancelled, InvalidRequest, Overloaded, TemplateFailed, TimedOut, ToolsFailed
+from router.http.headers import SPANS, TRACED
+from router.http.metrics import FAILURE, err_of
+from router.spans import Spans
+
+# What clients bring about, and no fault of ours.
+THEIRS = (InvalidRequest, ToolsFailed, TemplateFailed, TimedOut, Overloaded, web.HTTPClientError, Cancelled,
+          ConnectionError, asyncio.CancelledError)
+DROPPED = "dropped"  # nobody was told a status
+
+
+def trace_requests(spans: Spans) -> Middleware:
+    """Stands before what makes answers of errors."""
+    @web.middleware
+    async def trace_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[SPANS] = spans
+        try:
+            answer = await handler(request)
+        except BaseException as error:
+            end_span(request, None, error)
+            raise
+        end_span(request, answer, request.get(FAILURE))
+        return answer
+
+    return trace_request
+
+
+def end_span(request: web.Request, answer: web.StreamResponse | None, failure: BaseException | None) -> None:
+    if (traced := request.get(TRACED)) is None:
+        return
+    about: dict[str, str | int | bool] = {"http.request.method": request.method, "url.path": request.path}
+    if failure is not None:
+        about["error.type"] = err_of(failure)
+    if answer is not None and about.get("error.type") != DROPPED:
+        about["http.response.status_code"] = answer.status
+    if answer is not None and not isinstance(answer, web.Response):
+        about["gen_ai.request.stream"] = True
+    traced.end(about, failed=failure is not None and not isinstance(failure, THEIRS))

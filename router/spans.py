@@ -1,0 +1,169 @@
+"""One request as spans, told when it is over: itself, and beneath it what its time went to.
+
+Made of what is known of it anyway, under the names that OpenTelemetry has for generative models; never of its text.
+Knows neither HTTP nor how spans are sent.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+from math import fsum
+
+from router.accounts import Account
+from router.request import FinishReason
+from router.story import RUNNING, Cause
+from router.validation import Choice
+from shard.traces import Attributes, Sender, Span
+
+TEXT, CHAT = "text_completion", "chat"  # what is done, in OpenTelemetry's words
+QUEUE = "queue"  # waiting, whatever for
+MOST_PARTS = 100  # of one request; a client that hardly reads has it pause without end
+MOST_INTEGER = 2**63 - 1  # that OTLP can say
+REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "stop"}
+now = time.monotonic
+
+Value = str | bool | int | float | Sequence[str]
+Interval = tuple[Cause, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a request spent a time on."""
+
+    name: str
+    began: float
+    ended: float
+    attributes: Attributes
+
+
+class Spans:
+    """Begins what is told of a request."""
+
+    def __init__(self, sender: Sender, model: str) -> None:
+        self._sender = sender
+        self._model = model
+
+    def begin(self, operation: str, request_id: str, headers: Mapping[str, str], came: float) -> "Traced":
+        # Clocks of the system may be set anew, so within a request only one counts.
+        epoch = time.time_ns() - nanoseconds(now())
+        about = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "weft",
+                 "gen_ai.request.model": self._model, "gen_ai.response.model": self._model,
+                 "gen_ai.response.id": request_id}
+        span = self._sender.serve(f"{operation} {self._model}", headers, epoch + nanoseconds(came))
+        return Traced(span, epoch, came, about)
+
+
+class Traced:
+    """A request of which spans are sent."""
+
+    def __init__(self, span: Span, epoch: int, came: float, about: Attributes) -> None:
+        """`epoch` is when the monotonic clock was at nought, in nanoseconds of the epoch."""
+        self.traceparent = span.traceparent
+        self._span = span
+        self._epoch = epoch
+        self._came = came
+        self._about = about
+        self._texts: list[tuple[Choice, Account]] = []
+
+    def follow(self, choice: Choice, account: Account) -> None:
+        """One of the texts that it asks for is under way."""
+        self._texts.append((choice, account))
+
+    def end(self, outcome: Attributes, *, failed: bool) -> None:
+        """It was answered, or not. `failed`: by a fault of ours."""
+        ended = now()
+        accounts = [account for _, account in self._texts]
+        for part in parts(self._came, accounts, ended):
+            self._span.child(part.name, self._at(part.began), self._at(part.ended), part.attributes)
+        about = {**self._about, **outcome, **asked([choice for choice, _ in self._texts]),
+                 **answered(self._came, accounts, ended)}
+        self._span.end(self._at(ended), about, failed=failed)
+
+    def _at(self, moment: float) -> int:
+        return self._epoch + nanoseconds(moment)
+
+
+def nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+# -- what its time went to
+
+
+def parts(came: float, accounts: Sequence[Account], now: float) -> Iterator[Part]:
+    if accounts:
+        yield Part("validation", came, min(account.story.began for account in accounts), {})
+    for account in accounts:
+        yield from islice(turns(account, now), MOST_PARTS)
+
+
+def turns(account: Account, now: float) -> Iterator[Part]:
+    """Waiting for one thing after the other is one part."""
+    for name, group in groupby(account.story.intervals(now), key=part_name):
+        intervals = list(group)
+        about = {"weft.request_id": account.id}
+        if name == QUEUE:
+            about["weft.wait_reason"] = str(max(intervals, key=lambda interval: interval[2] - interval[1])[0])
+        yield Part(name, intervals[0][1], intervals[-1][2], about)
+
+
+def part_name(interval: Interval) -> str:
+    cause = interval[0]
+    return str(cause) if cause in RUNNING else QUEUE
+
+
+# -- what is said of the request
+
+
+def asked(choices: Sequence[Choice]) -> dict[str, Value]:
+    """What was asked for, in numbers; several texts are asked for alike."""
+    if not choices:
+        return {}
+    request, seed = choices[0].request, choices[0].seed
+    about: dict[str, Value] = {"max_tokens": request.max_new_tokens, "temperature": request.sampling.temperature}
+    for name in ("top_p", "top_k", "frequency_penalty", "presence_penalty"):
+        if value := getattr(request.sampling, name):
+            about[name] = value
+    if seed is not None and seed <= MOST_INTEGER:
+        about["seed"] = seed
+    if request.stop_strings:
+        about["stop_sequences"] = request.stop_strings
+    if len(choices) > 1:
+        about["choice.count"] = len(choices)
+    return {f"gen_ai.request.{name}": value for name, value in about.items()}
+
+
+def answered(came: float, accounts: Sequence[Account], now: float) -> dict[str, Value]:
+    """How it went; of several texts the sums."""
+    if not accounts:
+        return {}
+    about: dict[str, Value] = {
+        "gen_ai.usage.input_tokens": sum(account.num_prompt_tokens for account in accounts),
+        "gen_ai.usage.output_tokens": sum(account.num_generated for account in accounts),
+        "gen_ai.usage.cache_read.input_tokens": sum(account.story.cached_tokens for account in accounts)}
+    reasons = [account.finish_reason for account in accounts if account.finish_reason is not None]
+    if reasons:
+        about["gen_ai.response.finish_reasons"] = [REASONS.get(reason, str(reason)) for reason in reasons]
+    firsts = [first_token(account, now) for account in accounts if account.num_generated]
+    if firsts:
+        about["gen_ai.response.time_to_first_chunk"] = min(firsts) - came
+        about["gen_ai.latency.time_to_first_token"] = min(firsts) - came
+    return about | latencies(came, accounts, now)
+
+
+def first_token(account: Account, now: float) -> float:
+    """When it was there: a text of one token has no decode."""
+    intervals = account.story.intervals(now)
+    return next((start for cause, start, _ in intervals if cause is Cause.DECODE), intervals[-1][2])
+
+
+def latencies(came: float, accounts: Sequence[Account], now: float) -> dict[str, Value]:
+    """In seconds, under the names that vLLM uses."""
+    names = {QUEUE: "time_in_queue", Cause.PREFILL: "time_in_model_prefill", Cause.DECODE: "time_in_model_decode"}
+    intervals = [interval for account in accounts for interval in account.story.intervals(now)]
+    about: dict[str, Value] = {"gen_ai.latency.e2e": now - came}
+    for name, told in names.items():
+        spent = [interval[2] - interval[1] for interval in intervals if part_name(interval) == name]
+        about[f"gen_ai.latency.{told}"] = fsum(spent)
+    return about
