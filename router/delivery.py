@@ -65,7 +65,8 @@ class Delivery:
     def finish(self, reason: FinishReason) -> None:
         self.account.finish_reason = reason
         if self._text_end is None:
-            self._text.append(self._detokenizer.finish())
+            self._text.append(rest := self._detokenizer.finish())
+            self._text_end = self._stop_strings.feed(rest) if self._stop_strings is not None else None
         text = "".join(self._text)[:self._text_end]
         self.stream.put(FinishedEvent(reason, text, self.account.num_generated, self.account.story))
 

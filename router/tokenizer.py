@@ -4,7 +4,7 @@ Knows nothing of requests, and nothing of the model but its vocabulary. `Tokeniz
 `Detokenizer` to one sequence.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -29,6 +29,8 @@ class Tokenizer:
         self.special = frozenset(
             token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
         self.end_tokens = frozenset(end_tokens)
+        self._bytes = high_bytes(tokenizer)
+        self._newline = tokenizer.token_to_id("<0x0A>")
 
     @property
     def origin(self) -> str:
@@ -64,8 +66,11 @@ class Tokenizer:
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> "Detokenizer":
         """For the tokens that come behind a prompt."""
-        tokenizer = self._tokenizer
-        made = Detokenizer(tokenizer.decode, tokenizer.id_to_token, self.special, self._widths, self._pairs)
+        decode, name = self._tokenizer.decode, self._tokenizer.id_to_token
+        made = Detokenizer(decode, name, self.special, self._widths, self._pairs)
+        if self._bytes and self._newline is not None:
+            made = ByteReader(decode, name, self.special, self._widths, self._pairs,
+                              high=self._bytes, newline=self._newline)
         made.begin(prompt)
         return made
 
@@ -118,7 +123,7 @@ class Detokenizer:
         piece = self._pairs.get((first, token))
         if piece is None:
             piece = self._append(token)
-            if piece and len(self._window) == 1 and len(self._pairs) < MAX_PAIRS:
+            if piece and self._window == [token] and len(self._pairs) < MAX_PAIRS:
                 self._pairs[first, token] = piece
         else:
             self._window[0] = token
@@ -167,6 +172,84 @@ class Detokenizer:
         self._known = 0
         self._seen = max(len(self._decode(window)) - 1, 0)
         return piece
+
+
+class ByteReader(Detokenizer):
+    """For vocabularies that write a character they do not have as its bytes, one token each (`<0xE7>`). Decoded by the
+    library one broken byte breaks all bytes around it, those of characters that were told already, too. So bytes of
+    such characters never stand in the window but are read here, and a broken one is one replacement, as in
+    sentencepiece. Those of ASCII are tokens like others.
+
+    While bytes are held the window is empty. Behind them it holds a newline: any text, so that a blank is kept.
+    """
+
+    __slots__ = ("_bytes", "_held", "_newline")
+
+    def __init__(self, decode: Callable[[list[int]], str], name: Callable[[int], str | None], special: frozenset[int],
+                 widths: dict[int, int], pairs: dict[tuple[int, int], str], *, high: Mapping[int, int],
+                 newline: int) -> None:
+        super().__init__(decode, name, special, widths, pairs)
+        self._bytes = high
+        self._held = bytearray()
+        self._newline = newline
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        super().begin(prompt)
+        self._end_bytes()
+
+    def finish(self) -> str:
+        return super().finish() + self._end_bytes()
+
+    def _append(self, token: int) -> str:
+        byte = self._bytes.get(token)
+        if byte is not None:
+            return self._read(byte)
+        if self._held and self._name(token) is not None:
+            return self._end_bytes() + super()._append(token)
+        return super()._append(token)
+
+    def _read(self, byte: int) -> str:
+        piece = super().finish()
+        self._held.append(byte)
+        piece += characters(self._held)
+        if not self._held:
+            self._stand_behind_text()
+        return piece
+
+    def _end_bytes(self) -> str:
+        """No more will come that make a character of those held."""
+        piece = REPLACEMENT * len(self._held)
+        if self._held:
+            self._held.clear()
+            self._stand_behind_text()
+        return piece
+
+    def _stand_behind_text(self) -> None:
+        self._window[:] = [self._newline]
+        self._known = self._seen = 1
+
+
+def high_bytes(tokenizer: tokenizers.Tokenizer) -> dict[int, int]:
+    """The tokens that stand for a byte beyond ASCII and are decoded so; none in most vocabularies."""
+    named = {tokenizer.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(0x80, 0x100)}
+    return {token: byte for token, byte in named.items()
+            if token is not None and tokenizer.decode([token]) == REPLACEMENT}
+
+
+def characters(held: bytearray) -> str:
+    """What some bytes, of which all but the last are the beginning of a character, make clear; this is taken out of
+    them: the character, or a replacement for each byte that will belong to none."""
+    text = ""
+    while held:
+        try:
+            text += held.decode()
+            held.clear()
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data":
+                break
+            text += REPLACEMENT
+            del held[0]
+    return text
 
 
 def byte_tokenizer() -> Tokenizer:

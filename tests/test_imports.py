@@ -23,7 +23,7 @@ ONLY = {  # packages that few may import
     "grpc": {"router/line.py", "router/wire.py", "router/shards.py", "shard", "benchmarks"},
     "aiohttp": {"router/http", "benchmarks"},
     "uvloop": {"router/__main__.py", "benchmarks"},
-    "jinja2": {"router/chat.py"},
+    "jinja2": {"router/sandbox.py"},
     "llguidance": {"router/grammar_child.py", "shard/grammar.py"},
     "opentelemetry": {"shard/otlp.py"},
     "cyclopts": {"launcher/cli.py", "benchmarks"},

@@ -70,7 +70,7 @@ class Message(Foreign):
         """As templates take it: there is always a text."""
         if self.content is None and not self.tool_calls:
             raise InvalidRequest(f"a message of the role `{self.role}` has neither `content` nor `tool_calls`")
-        return self.model_dump(exclude_none=True, exclude={"content"}) | {"content": self.content or ""}
+        return self.model_dump(exclude_none=True) | {"content": self.content or ""}
 
 
 class ChatRequest(Asked):

@@ -5,9 +5,17 @@ calls.
 """
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from router.errors import ToolsFailed
 from router.grammar import VALUES, Grammar, json_schema
@@ -15,9 +23,23 @@ from router.http.body import Foreign
 
 
 class Given(Foreign):
-    """Reaches the template as it came, with fields that are unknown here."""
+    """Reaches the template as it came: with fields that are unknown here, and in their order, since templates write it
+    as JSON."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    _names: tuple[str, ...] = ()  # of its fields
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def keep_order(cls, given: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
+        built = build(given)
+        built._names = tuple(given) if isinstance(given, dict) else ()
+        return built
+
+    @model_serializer(mode="wrap")
+    def in_order(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        return {name: fields[name] for name in self._names if name in fields} | fields
 
 
 class Function(Given):

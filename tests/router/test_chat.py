@@ -1,7 +1,7 @@
-"""Messages as a prompt: what templates may use, what they may not, and that transformers renders the same."""
+"""Messages as a prompt: what templates are given, and where the answer begins. Of what they may use: test_templates.py,
+what they may not: test_sandbox.py."""
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,7 @@ import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from router.chat import HOW_TO_CALL, MOST_CHARACTERS, ChatTemplate, Conversation, plain_template
-from router.errors import TemplateFailed
+from router.chat import HOW_TO_CALL, ChatTemplate, Conversation, plain_template
 from router.model_files import read_chat_template, read_tokenizer
 from router.tokenizer import byte_tokenizer
 
@@ -54,12 +53,6 @@ def rendered(source: str, messages: Any = HELLO, **special_tokens: str) -> str:
     return ChatTemplate(source, special_tokens).render(Conversation(tuple(messages)))
 
 
-def refusal(source: str) -> str:
-    with pytest.raises(TemplateFailed) as failed:
-        rendered(source)
-    return str(failed.value)
-
-
 def its_tokenizer(source: str) -> PreTrainedTokenizerFast:
     """Of transformers, with this template. It begins every text of its own accord, and so must not begin a chat."""
     tokenizer = byte_tokenizer()._tokenizer
@@ -85,84 +78,14 @@ def test_the_simulated_model_is_asked_in_plain_words() -> None:
     assert plain_template().render(Conversation(TALK[:1])) == "system: You weave.\n\nassistant: "
 
 
-def test_json_is_not_escaped_for_html() -> None:
-    assert rendered("{{ messages[0].content | tojson }}", [{"content": "<é>"}]) == json.dumps("<é>", ensure_ascii=False)
-
-
 def test_special_tokens_go_by_their_names() -> None:
     assert rendered("{{ bos_token }}{{ eos_token is defined }}", bos_token="<s>") == "<s>False"
-
-
-def test_a_template_may_refuse_messages_in_its_own_words() -> None:
-    assert refusal("{{ raise_exception('roles  must\nalternate') }}") == "roles must alternate"
-
-
-@pytest.mark.parametrize(("source", "message"), [
-    ("{% loom %}", "TemplateSyntaxError: Encountered unknown tag 'loom'."),
-    ("{{ loom.threads }}", "UndefinedError: 'loom' is undefined"),
-    ("{{ messages[0].content + 1 }}", "TypeError: "),
-    ("{% macro more() %}{{ more() }}{% endmacro %}{{ more() }}", "RecursionError: "),
-    ("{{ lipsum(1) }}", "UndefinedError: 'lipsum' is undefined"),
-    ("{% include 'loom' %}", "TypeError: no loader"),
-])
-def test_what_goes_wrong_in_a_template_is_told(source: str, message: str) -> None:
-    assert refusal(source).startswith(message)
-
-
-@pytest.mark.parametrize("source", [
-    "{{ ''.__class__.x }}", "{{ '{0.__class__.x}'.format('') }}", "{{ (''|attr('__class__')).x }}",
-    "{{ raise_exception.__globals__.x }}", "{{ self._TemplateReference__context.x }}", "{{ dict.mro() }}",
-    "{{ messages.append(1) }}", "{{ messages[0].update(role='system') }}",
-])
-def test_a_template_does_not_get_out(source: str) -> None:
-    assert refusal(source).startswith(("SecurityError: access to attribute", "UndefinedError: 'dict object' has no"))
 
 
 def test_what_a_template_does_to_the_messages_stays_with_it() -> None:
     messages = [dict(HELLO[0])]
     rendered("{% set ns = namespace(m=messages[0]) %}{{ ns.m.content }}", messages)
     assert messages == [*HELLO]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Bounds
-
-
-@pytest.mark.parametrize("source", [
-    "{{ 'x' * 1000000000 }}", "{{ 1000000000 * 'x' }}", "{{ [1] * 1000000000 }}", "{{ 9 ** (9 ** 9) }}",
-    "{% for a in range(20000) %}{{ 'x' * 1000 }}{% endfor %}",
-    "{% set ns = namespace(x='x') %}{% for a in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-    "{% set ns = namespace(x='x') %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "{% set ns = namespace(x=[1]) %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
-    "{% set ns = namespace(x=3) %}{% for a in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
-])
-def test_a_template_that_grows_is_stopped(source: str) -> None:
-    assert refusal(source).startswith(f"it would make more than {MOST_CHARACTERS} characters")
-
-
-def test_ranges_are_short() -> None:
-    assert "Range too big" in refusal("{{ range(100001) }}")
-
-
-@pytest.mark.parametrize("source", [
-    "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a %}{% endfor %}{% endfor %}",
-    "{% for a in range(99999) %}{% for b in range(99999) if b < 0 %}{% endfor %}{% endfor %}",
-    "{% macro two(n) %}{% if n %}{{ two(n - 1) }}{{ two(n - 1) }}{% endif %}{% endmacro %}{{ two(90) }}",
-    "{% for a in [range(9)] recursive %}{% if loop.depth < 90 %}{{ loop([a]) }}{{ loop([a]) }}{% endif %}{% endfor %}",
-])
-def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    monkeypatch.setattr("router.chat.MOST_SECONDS", 0.01)
-    assert refusal(source) == "it took more than 0.01 s of the processor; send fewer messages"
-
-
-def test_time_is_counted_for_each_thread_and_rendering() -> None:
-    template, texts = plain_template(), []
-    threads = [threading.Thread(target=lambda: texts.append(template.render(Conversation(HELLO)))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert texts == ["user: hi\nassistant: "] * 4
 
 
 # -- tools, and answers that have begun
@@ -193,6 +116,32 @@ def test_an_answer_that_has_begun_goes_on(source: str) -> None:
     messages = ({"role": "user", "content": "Count."}, {"role": "assistant", "content": "One, two, "})
     told = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(Conversation(messages))
     assert told.endswith("One, two,")
+
+
+@pytest.mark.parametrize("begun", ["a", "assistant", "hi"])
+def test_an_answer_goes_on_behind_its_beginning_though_the_same_words_follow_or_precede(begun: str) -> None:
+    assert rendered(LLAMA, [*HELLO, {"role": "assistant", "content": begun}]).endswith(f"[assistant]{begun}")
+
+
+def test_an_answer_that_its_template_leaves_out_begins_anew() -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "No"}]
+    assert rendered("{{ messages[0].content }}{% if add_generation_prompt %}:{% endif %}", begun) == "hi:"
+
+
+def test_where_a_template_repeats_what_was_said_nothing_of_ours_stays() -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "No"}]
+    assert rendered("{{ messages[1].content }}, {{ messages[1].content }}.", begun) == "No, No"
+
+
+def test_what_is_null_is_not_given() -> None:
+    source = "{{ messages[0].content is defined }}{{ messages[0] }}"
+    assert rendered(source, [{"content": None, "x": 1}]) == "False{'x': 1}"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_thoughts_have_every_name_that_templates_know(name: str) -> None:
+    source = "{{ messages[0].reasoning_content }} {{ messages[0].thinking }}"
+    assert rendered(source, [{"role": "assistant", name: "hm"}, *HELLO]) == "hm hm"
 
 
 def test_a_call_at_the_end_is_over() -> None:

@@ -113,6 +113,12 @@ def test_a_stop_string_may_end_inside_the_text_of_a_token():
     assert told.finish(FinishReason.STOP_STRING).text == " weft w"
 
 
+def test_a_stop_string_in_what_was_held_back_ends_the_text():
+    told = Told(stop=("\N{REPLACEMENT CHARACTER}",))
+    told.hear(row(b"a\xff\xff"))
+    assert told.finish().text == "a\N{REPLACEMENT CHARACTER}"
+
+
 def test_a_stop_string_after_the_end_of_the_request_is_not_found():
     told = Told(max_new_tokens=2, stop=("c",))
     assert told.delivery.read(row(b"abc")) is None

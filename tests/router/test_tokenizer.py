@@ -122,6 +122,35 @@ def test_text_goes_on_where_the_prompt_ended(words, data):
     assert prompt + "".join(pieces(tokenizer, ids[len(begun):], begun)) == text
 
 
+def bytes_and(*parts):
+    """Tokens of the word tokenizer: bytes, and numbers of others."""
+    return [token for part in parts for token in ([part] if isinstance(part, int) else [5 + byte for byte in part])]
+
+
+@pytest.mark.parametrize(("ids", "text"), [
+    (bytes_and(1, "é".encode(), b"\xff", 3), "warpé\ufffds"),
+    (bytes_and(b"\xff", "é".encode(), 1), "\ufffdé warp"),
+    (bytes_and(b"\xe4\xbd", "你".encode()), "\ufffd\ufffd你"),
+    (bytes_and(1, b"\n\xc3\n", "é".encode(), b"A"), "warp\n\ufffd\néA"),
+    (bytes_and(b" ", 1, b"\xff", 0, b"\xa9", 2), " warp\ufffd<unk>\ufffd weft"),
+])
+def test_a_broken_byte_harms_no_character_around_it(ids, text):
+    """One replaced all bytes of its run, so that a character told before was told again as two replacements."""
+    tokenizer = word_tokenizer()
+    assert "".join(pieces(tokenizer, ids)) == text
+    assert "".join(pieces(tokenizer, ids)) == text, "what is remembered of tokens is the same"
+
+
+def test_characters_made_of_bytes_come_when_they_are_whole():
+    ids = bytes_and(1, "é😀".encode(), 2)
+    assert pieces(word_tokenizer(), ids) == ["warp", "", "é", "", "", "", "😀", " weft", ""]
+
+
+def test_half_a_character_at_the_end_of_a_prompt_stays_there():
+    tokenizer = word_tokenizer()
+    assert pieces(tokenizer, bytes_and(b"\xa9", 1), bytes_and(1, b"\xc3")) == [REPLACEMENT, " warp", ""]
+
+
 @pytest.mark.parametrize("last", [0xC3, 256, 300])
 def test_of_the_prompt_nothing_is_told_again(last):
     assert "".join(pieces(BYTES, [0xA9, 104], [97, last])) == REPLACEMENT + "h"

@@ -1,0 +1,79 @@
+"""What a chat template does that it should not ends in an answer, and harms nobody else."""
+
+import json
+from time import process_time
+
+import pytest
+
+from router.chat import ChatTemplate
+
+PATH = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hi"}]
+ENDLESS = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a macro": "{% macro two(n) %}{% if n %}{{ two(n - 1) }}{{ two(n - 1) }}{% endif %}{% endmacro %}{{ two(90) }}",
+    "a filter of filters": "{{ range(99999) | select('in', range(99999) | list) | list }}",
+    "an answer that goes on": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+                              "{{ messages[-1].content }}",
+}
+ESCAPES = {
+    "a class": "{{ ''.__class__.__mro__ }}", "a format": "{{ '{0.__class__.__init__.x}'.format(messages) }}",
+    "globals": "{{ raise_exception.__globals__['json'] }}", "a filter": "{{ (''|attr('__class__')).__mro__ }}",
+    "a file": "{% include '/etc/passwd' %}", "a module": "{% import 'os' as os %}{{ os.environ }}",
+    "a type": "{{ dict.update(messages[0], role='x') }}", "a guise": "{{ namespace(__class__=messages) }}",
+    "itself": "{{ more() if false }}{% macro more() %}{{ more() }}{% endmacro %}{{ more() }}",
+    "memory": "{% set ns = namespace(x='x') %}{% for a in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+}
+
+
+def refused(post, source, *, messages=HELLO, **body):
+    """In words, and the same for a stream, which has not begun."""
+    status, headers, text = post(PATH, template=ChatTemplate(source, {}), messages=messages, **body)
+    assert (status, headers["Content-Type"]) == (422, "application/json")
+    told = json.loads(text)
+    assert (told["error_type"], told["error"][:16]) == ("template_error", "Template error: ")
+    return told["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", ENDLESS)
+def test_a_template_without_an_end_is_refused_within_a_second_of_the_processor(post, of):
+    begun = [*HELLO, {"role": "assistant", "content": "One"}]
+    started = process_time()
+    assert refused(post, ENDLESS[of], messages=begun).endswith(
+        "it took more than 0.5 s of the processor; send fewer messages")
+    assert process_time() - started < 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("of", ESCAPES)
+def test_a_template_that_would_get_out_is_refused(post, of, stream):
+    refused(post, ESCAPES[of], stream=stream)
+
+
+def test_templates_write_json_as_it_came(serve):
+    """Fields in another order are other tokens than those that a model was trained on."""
+    tools = [{"function": {"strict": True, "parameters": {"type": "object", "properties": {}}, "name": "dye"},
+              "cost": 1.5, "type": "function"}]
+    call = {"type": "function", "id": "1", "function": {"arguments": {"b": None, "a": "é"}, "name": "dye"}, "index": 0}
+    messages = [{"role": "user", "content": "hi", "name": "warp"},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "content": "done", "tool_call_id": "1"}]
+
+    async def scenario(client, engine):
+        assert (await client.post(PATH, json={"messages": messages, "tools": tools})).status == 200
+        assert bytes(engine.requests[0].prompt).decode() == json.dumps([tools, messages], ensure_ascii=False)
+    serve(scenario, template=ChatTemplate("{{ [tools, messages] | tojson }}", {}))
+
+
+@pytest.mark.slow
+def test_who_asks_next_is_served(serve):
+    """Also by a template that just failed."""
+    template = ChatTemplate("{% if messages[0].content == 'loop' %}" + ENDLESS["loops"] + "{% endif %}:", {})
+
+    async def scenario(client, engine):
+        for content, status in (("loop", 422), ("hi", 200)):
+            answer = await client.post(PATH, json={"messages": [{"role": "user", "content": content}]})
+            assert answer.status == status
+        assert len(engine.requests) == 1
+    serve(scenario, template=template)

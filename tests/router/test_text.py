@@ -1,0 +1,127 @@
+"""The text that clients get, whatever the style of the tokenizer and wherever tokens, steps and stop strings cut it."""
+
+import asyncio
+
+import pytest
+from hearing import lived
+from hypothesis import given
+from hypothesis import strategies as st
+from vocabularies import STYLES
+
+from router.accounts import Account
+from router.delivery import Delivery
+from router.messages import AnswerRow
+from router.request import FinishReason, Request
+from router.stream import FinishedEvent, Stream, TokenEvent
+from router.tokenizer import REPLACEMENT
+
+named = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
+
+
+def tokens_of(style, max_size=30):
+    return st.lists(st.sampled_from(style.tokens), max_size=max_size)
+
+
+def pieces(style, ids, prompt=()):
+    detokenizer = style.tokenizer.detokenizer(prompt)
+    return [*map(detokenizer.step, ids), detokenizer.finish()]
+
+
+# -- pieces
+
+
+@pytest.mark.slow
+@named
+@given(data=st.data())
+def test_pieces_together_are_the_text_of_all_tokens(style, data):
+    ids = data.draw(tokens_of(style))
+    assert "".join(pieces(style, ids)) == style.text(ids)
+
+
+@pytest.mark.slow
+@named
+@given(data=st.data())
+def test_what_is_not_broken_is_as_the_library_decodes_it(style, data):
+    """And what is broken is so there, too."""
+    ids = data.draw(tokens_of(style))
+    text, whole = "".join(pieces(style, ids)), style.tokenizer.decode(ids)
+    assert text == whole if REPLACEMENT not in text else REPLACEMENT in whole
+
+
+@pytest.mark.slow
+@named
+@given(data=st.data())
+def test_text_goes_on_behind_a_prompt(style, data):
+    prompt = data.draw(st.lists(st.sampled_from(style.whole), min_size=1, max_size=8))
+    ids = data.draw(tokens_of(style))
+    assert style.text(prompt) + "".join(pieces(style, ids, prompt)) == style.text([*prompt, *ids])
+
+
+@pytest.mark.slow
+@named
+@given(data=st.data())
+def test_what_is_said_twice_reads_the_same(style, data):
+    """Whatever others said meanwhile: what is remembered of tokens is remembered for all."""
+    ids, others = data.draw(tokens_of(style)), data.draw(tokens_of(style))
+    once = pieces(style, ids)
+    pieces(style, others)
+    assert pieces(style, ids) == once
+
+
+# -- stop strings
+
+
+class Client:
+    """Reads what a request gets whose tokens come in rows, until its end."""
+
+    def __init__(self, style, rows, stop):
+        num_tokens = sum(map(len, rows)) + 1
+        request = Request("0", (style.whole[0],), num_tokens, end_tokens=frozenset(), stop_strings=stop)
+        self._stream = Stream(request, 10**6, lambda: None, lambda: None, lambda: None)
+        self._delivery = Delivery(request, self._stream, style.tokenizer, Account("0", "", 1, 0.0, lived()))
+        any(self._is_stopped_by(row) for row in rows)
+        self._delivery.finish(FinishReason.LENGTH)
+        *tokens, end = asyncio.run(self._events())
+        assert isinstance(end, FinishedEvent)
+        self.text = end.text
+        self.deltas = [event.text for event in tokens if isinstance(event, TokenEvent) and not event.special]
+
+    def _is_stopped_by(self, row):
+        stop = self._delivery.read(AnswerRow(row, [0.0] * len(row), ()))
+        self._delivery.deliver()
+        return stop is not None
+
+    async def _events(self):
+        return await self._stream.events()
+
+
+def rows_of(data, ids):
+    """The same tokens, some steps yielding several."""
+    rows, rest = [], ids
+    while rest:
+        size = data.draw(st.integers(1, 4))
+        rows.append(rest[:size])
+        rest = rest[size:]
+    return rows
+
+
+def stop_strings_in(text):
+    """Some of what the text holds, and some of what it does not."""
+    cuts = st.tuples(st.integers(0, max(0, len(text) - 1)), st.integers(1, 6))
+    held = cuts.map(lambda cut: text[cut[0]:sum(cut)]).filter(bool) if text else st.nothing()
+    return st.lists(held | st.sampled_from([" ", "s", "never", "weft s", REPLACEMENT]), max_size=3).map(tuple)
+
+
+@pytest.mark.slow
+@named
+@given(data=st.data())
+def test_text_ends_behind_the_first_stop_string_and_no_token_behind_it_is_shown(style, data):
+    ids = data.draw(tokens_of(style, max_size=20))
+    whole = style.text([style.whole[0], *ids])[len(style.text([style.whole[0]])):]
+    stop = data.draw(stop_strings_in(whole))
+    client = Client(style, rows_of(data, ids), stop)
+    end = min((whole.find(string) + len(string) for string in stop if string in whole), default=None)
+    assert client.text == whole[:end]
+    shown = "".join(client.deltas)
+    assert whole.startswith(shown)
+    assert end is None or len("".join(client.deltas[:-1])) < end
