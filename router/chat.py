@@ -101,5 +101,3 @@ def is_begun(messages: Sequence[Message]) -> bool:
 def plain_template() -> ChatTemplate:
     """Of the simulated model."""
     return ChatTemplate(PLAIN, {})
-
-
