@@ -18,7 +18,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from launcher.demo.corpus.spelling import spelling
 from launcher.demo.corpus.sums import sums
-from launcher.demo.judge import Trial, counts_right, json_trials, right_call_trials, talks, tool_trials
+from launcher.demo.judge import (
+    Trial,
+    call_trials,
+    counts_right,
+    json_trials,
+    right_call_trials,
+    talks,
+    tool_trials,
+)
 from launcher.demo.talk import Maker, Message, Tool
 from launcher.demo.training import TOKENS
 
@@ -118,7 +126,8 @@ TRIALS: Mapping[str, Callable[[], Iterable[Trial]]] = {
     "gives a small sum, to the letter as it was taught": lambda: exact_trials(sums),
     "spells, to the letter as it was taught": lambda: exact_trials(spelling),
     "gives valid JSON with the fields that were asked for": lambda: json_trials(NEW, COUNT),
-    "makes a well-formed call that obeys the schema of a tool": lambda: tool_trials(NEW, COUNT),
+    "makes a well-formed call, where a tool is to be called": lambda: call_trials(NEW, COUNT),
+    "calls a tool that was offered, with arguments that obey its schema": lambda: tool_trials(NEW, COUNT),
     "calls the right tool with the right arguments": lambda: right_call_trials(NEW, COUNT),
 }
 

@@ -103,6 +103,11 @@ def tool_trials(seed: int, count: int = 20) -> list[Trial]:
     return [tool_trial(talk) for talk in islice(talks(seed, (called,)), count)]
 
 
+def call_trials(seed: int, count: int = 20) -> list[Trial]:
+    """The same requests; any call passes, whatever it calls."""
+    return [replace(trial, passes=is_call) for trial in tool_trials(seed, count)]
+
+
 def right_call_trials(seed: int, count: int = 20) -> list[Trial]:
     """The same requests; only the right call passes."""
     return [exactly(trial) for trial in tool_trials(seed, count)]
@@ -117,6 +122,10 @@ def tool_trial(talk: Talk) -> Trial:
     wanted = answer["tool_calls"][0]["function"]
     right = Call(wanted["name"], wanted["arguments"])
     return Trial(asked, talk.tools, right, lambda text: calls_well(text, talk.tools))
+
+
+def is_call(text: str) -> bool:
+    return isinstance(call_of(text), Call)
 
 
 def calls_well(text: str, tools: Sequence[Tool]) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from launcher.demo.judge import (
     Call,
     call_of,
+    call_trials,
     counts_right,
     fault_of,
     is_json,
@@ -110,6 +111,12 @@ def test_each_trial_has_its_own_judge() -> None:
 def test_trials_are_those_of_their_seed() -> None:
     first, again, other = ([trial.messages for trial in tool_trials(seed)] for seed in (1, 1, 2))
     assert first == again != other
+
+
+def test_a_call_is_well_formed_whatever_it_calls() -> None:
+    for trial in call_trials(3, 2):
+        assert trial.passes(written("unheard", {"of": 1}))
+        assert not trial.passes("Sorry, I have no tool for that.")
 
 
 def test_of_all_calls_that_obey_a_schema_one_is_right() -> None:
