@@ -60,7 +60,7 @@ help:
 	@cat <<'TEXT'
 	make run           serve a model on http://127.0.0.1:3000 (PORT=..., ARGS="flags of weft serve")
 	make test          all tests but the long ones
-	make test-long     thousands of random schedules, new ones every time (SEED=... repeats)
+	make test-long     thousands of random schedules and requests, new ones every time (SEED=... repeats)
 	make test-clients  tests with official clients, each installed in an environment of its own
 	make gpu-check     tests and step times on a GPU, without network: torch, transformers and gpu-wheels will do
 	make gpu-wheels    download what weft needs beside those two on Python 3.12, 22 MB

@@ -128,6 +128,10 @@ class Reader:
         self._since += text
         return self._read(lambda: self._parser.feed(text), over=False)
 
+    def closes(self, token: str) -> bool:
+        """Whether anything ends with this token."""
+        return any(closes(field, token) for field in self._shape["fields"].values())
+
     def finish(self) -> list[Part]:
         """What was still waiting."""
         return self._read(lambda: self._parser.finalize()[1], over=True)
@@ -167,6 +171,12 @@ class Reader:
         self._since = self._since.partition(self._body)[2]
         self._body, self._begun, self._told = "", "", {Said: 0, Thought: 0}
         return calls
+
+
+def closes(field: Mapping[str, Any], token: str) -> bool:
+    """A field that may end anywhere, or with the text, does not end with the token."""
+    found = re.search(field.get("close_pattern", r"\Z"), token)
+    return bool(field.get("close") == token or (found and found[0]))
 
 
 class CallReader:

@@ -7,7 +7,7 @@ Knows nothing of how a request is answered.
 from dataclasses import dataclass
 
 from router.http.body import Foreign
-from router.http.clouds import Instances, Invocation
+from router.http.clouds import Instances
 from router.http.completions import Completion
 from router.http.openai import ChatRequest
 from router.http.tgi import CompatGenerate, Generate
@@ -18,26 +18,26 @@ class Entry:
     method: str
     path: str
     summary: str
-    body: type[Foreign] | None = None
+    bodies: tuple[type[Foreign], ...] = ()  # one of these, or none
     streams: bool = False  # answers, or may answer, with server-sent events
     answer: str = "application/json"
 
 
 GENERATING = (
-    Entry("POST", "/generate", "Goes on with a text; the answer comes whole.", Generate),
-    Entry("POST", "/generate_stream", "Goes on with a text; an event for every token.", Generate, streams=True),
+    Entry("POST", "/generate", "Goes on with a text; the answer comes whole.", (Generate,)),
+    Entry("POST", "/generate_stream", "Goes on with a text; an event for every token.", (Generate,), streams=True),
     Entry("POST", "/", "As the first servers of text-generation-inference took it: whole, in an array of one, or as a "
-          "stream.", CompatGenerate, streams=True),
-    Entry("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.", ChatRequest,
+          "stream.", (CompatGenerate,), streams=True),
+    Entry("POST", "/v1/chat/completions", "The next message of a chat, whole or as a stream.", (ChatRequest,),
           streams=True),
-    Entry("POST", "/v1/completions", "Goes on with one text or several, whole or as a stream.", Completion,
+    Entry("POST", "/v1/completions", "Goes on with one text or several, whole or as a stream.", (Completion,),
           streams=True),
-    Entry("POST", "/invocations", "SageMaker's route: the body of `/`, of a chat or of a completion.", Invocation,
-          streams=True),
-    Entry("POST", "/vertex", "Vertex AI's route: several bodies of `/generate` or of chats.", Instances),
-    Entry("POST", "/tokenize", "The tokens of a text and where they stand in it.", Generate),
+    Entry("POST", "/invocations", "SageMaker's route: the body of `/`, of a chat or of a completion.",
+          (CompatGenerate, ChatRequest, Completion), streams=True),
+    Entry("POST", "/vertex", "Vertex AI's route: several bodies of `/generate` or of chats.", (Instances,)),
+    Entry("POST", "/tokenize", "The tokens of a text and where they stand in it.", (Generate,)),
     Entry("POST", "/chat_tokenize", "The prompt that the model's template makes of a chat, and its tokens.",
-          ChatRequest),
+          (ChatRequest,)),
 )
 TELLING = (
     Entry("GET", "/info", "The model, its limits and the version of the server."),

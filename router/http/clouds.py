@@ -3,9 +3,11 @@
 Both take the bodies of other routes. Knows nothing of what these mean.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
@@ -16,7 +18,7 @@ from router.http.headers import Caller
 from router.http.openai import ChatRequest, OpenAi
 from router.http.rendering import Answer
 from router.http.tgi import Generate, Tgi
-from router.validation import Wanted
+from router.validation import Choice
 
 
 class Invocation(Foreign):
@@ -34,17 +36,25 @@ class Instances(Foreign):
 class Clouds:
     def __init__(self, house: House, tgi: Tgi, chats: OpenAi, completions: Completions) -> None:
         self._house = house
-        self._handlers = {
+        self._handlers: dict[str, Handler] = {
             "inputs": tgi.compat, "messages": chats.chat, "prompt": completions.complete}
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/invocations", self.invoke), web.post("/vertex", self.predict)]
 
     async def invoke(self, request: web.Request) -> web.StreamResponse:
+        try:
+            handler = await self._handler(request)
+        except Exception:
+            Caller.of(request, self._house.engine)  # it counts, though no handler will say so
+            raise
+        return await handler(request)
+
+    async def _handler(self, request: web.Request) -> Handler:
         asked = await read_body(request, Invocation)
         for name, handler in self._handlers.items():
             if getattr(asked, name) is not None:
-                return await handler(request)
+                return handler
         raise web.HTTPUnprocessableEntity(text="the body must have `inputs`, `messages` or `prompt`")
 
     async def predict(self, request: web.Request) -> web.Response:
@@ -53,10 +63,10 @@ class Clouds:
         if len(asked.instances) > (most := self._house.config.max_client_batch_size):
             raise InvalidRequest(f"`instances` must hold at most {most} (--max-client-batch-size), "
                                  f"got {len(asked.instances)}", "batch size exceeded")
-        answers = await together(self._best(instance.wanted(caller.part(index)), caller)
-                                 for index, instance in enumerate(asked.instances))
+        found = [await self._house.validator.choices(instance.wanted(caller.part(index)))
+                 for index, instance in enumerate(asked.instances)]
+        answers = await together(self._best(choices, caller) for choices in found)
         return json_answer({"predictions": [answer.end.text for answer in answers]})
 
-    async def _best(self, wanted: Wanted, caller: Caller) -> Answer:
-        choices = await self._house.validator.choices(wanted)
+    async def _best(self, choices: Sequence[Choice], caller: Caller) -> Answer:
         return max(await collected(self._house, choices, caller), key=lambda answer: answer.mean_logprob)

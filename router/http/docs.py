@@ -48,7 +48,7 @@ def page(described: Mapping[str, Any]) -> str:
 
 def entry_html(schemas: Schemas, entry: Entry) -> str:
     head = f"<p><code>{entry.method} {escape(entry.path)}</code> {escape(entry.summary)}</p>"
-    return head if entry.body is None else head + fields_html(schemas, entry.body.__name__)
+    return head + "".join(fields_html(schemas, body.__name__) for body in entry.bodies)
 
 
 def fields_html(schemas: Schemas, name: str) -> str:

@@ -14,6 +14,8 @@ from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded
 
 logger = logging.getLogger(__name__)
 
+MOST_TOLD = 500  # characters: a text may name what the client gave, of any length
+
 # Clients key on status and type: `overloaded` is the one that they take as "try again later".
 KINDS: dict[type[Exception], tuple[int, str, str]] = {
     InvalidRequest: (422, "validation", "Input validation error: "),
@@ -48,11 +50,11 @@ class Told:
     @classmethod
     def of(cls, error: Exception) -> "Told":
         if isinstance(error, web.HTTPException):
-            return cls(error.status, TYPES_BY_STATUS.get(error.status, "http"), error.text or error.reason)
+            return cls(error.status, TYPES_BY_STATUS.get(error.status, "http"), shortened(error.text or error.reason))
         for kind, (status, error_type, prefix) in KINDS.items():
             if isinstance(error, kind):
                 later = getattr(error, "retry_after", 1.0) if error_type == "overloaded" else None
-                return cls(status, getattr(error, "kind", "") or error_type, f"{prefix}{error}", later)
+                return cls(status, getattr(error, "kind", "") or error_type, shortened(f"{prefix}{error}"), later)
         logger.error("a request failed unexpectedly", exc_info=error)
         return cls(500, "internal", "Internal server error")
 
@@ -64,3 +66,7 @@ class Told:
         if self.retry_after is not None:
             answer.headers["Retry-After"] = str(max(ceil(self.retry_after), 1))
         return answer
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]} ..."

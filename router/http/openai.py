@@ -69,7 +69,7 @@ class Message(Foreign):
     def given(self) -> dict[str, Any]:
         """As templates take it: there is always a text."""
         if self.content is None and not self.tool_calls:
-            raise InvalidRequest(f"a message of the role `{self.role}` has neither `content` nor `tool_calls`")
+            raise InvalidRequest(f"a message of the role `{self.role[:40]}` has neither `content` nor `tool_calls`")
         return self.model_dump(exclude_none=True) | {"content": self.content or ""}
 
 

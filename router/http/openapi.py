@@ -9,6 +9,7 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from router.http.catalog import SECTIONS, Entry
+from router.http.ranges import add_ranges
 
 REFERENCE = "#/components/schemas/{model}"
 LICENSE = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
@@ -29,8 +30,9 @@ REFUSALS = {
 
 def document() -> dict[str, Any]:
     entries = [entry for section in SECTIONS.values() for entry in section]
-    bodies = list(dict.fromkeys(entry.body for entry in entries if entry.body is not None))
+    bodies = list(dict.fromkeys(body for entry in entries for body in entry.bodies))
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=REFERENCE)
+    add_ranges(schemas["$defs"])
     paths: dict[str, dict[str, Any]] = {}
     for title, section in SECTIONS.items():
         for entry in section:
@@ -49,8 +51,9 @@ def document() -> dict[str, Any]:
 def operation(entry: Entry, title: str) -> dict[str, Any]:
     described: dict[str, Any] = {
         "summary": entry.summary, "tags": [title], "operationId": operation_id(entry), "responses": answers(entry)}
-    if entry.body is not None:
-        schema = {"$ref": REFERENCE.format(model=entry.body.__name__)}
+    if entry.bodies:
+        kinds = [{"$ref": REFERENCE.format(model=body.__name__)} for body in entry.bodies]
+        schema: dict[str, Any] = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     if "{id}" in entry.path:
         described["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
@@ -67,7 +70,7 @@ def answers(entry: Entry) -> dict[str, Any]:
     good: dict[str, Any] = {"description": "As asked."}
     if kinds:
         good["content"] = {kind: {} for kind in kinds}
-    bad = REFUSALS if entry.body is not None else {code: REFUSALS[code] for code in ("401", "503")}
+    bad = REFUSALS if entry.bodies else {code: REFUSALS[code] for code in ("401", "503")}
     if "{id}" in entry.path:
         bad = {**bad, "404": "There is no such request."}
     return {"200": good, **{code: refusal(text) for code, text in bad.items()}}

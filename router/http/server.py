@@ -3,13 +3,17 @@
 Knows no route and no request.
 """
 
+import logging
 import socket
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 SECONDS_TO_WRITE = 2.0  # for an answer that is complete and only has to reach its client
 BACKLOG = 1024
+
+logger = logging.getLogger(__name__)
 
 
 class Server:
@@ -17,9 +21,10 @@ class Server:
         """`answers_once`: no connection stays after its next answer."""
         self._answers_once = answers_once
         app.middlewares.insert(0, self._close_after)
+        logger.addFilter(is_ours)
         # A client that leaves cancels its handler: leaving is cancelling.
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=SECONDS_TO_WRITE)
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=SECONDS_TO_WRITE, logger=logger)
 
     async def open(self, listener: socket.socket) -> int:
         """Answer whoever comes to this socket, which stays its owner's; returns the port."""
@@ -42,6 +47,11 @@ class Server:
 
     async def close(self) -> None:
         await self._runner.cleanup()
+
+
+def is_ours(record: logging.LogRecord) -> bool:
+    """What is no HTTP is answered with 400; whoever sends it shall not fill our log."""
+    return not record.exc_info or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 class Door:

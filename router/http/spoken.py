@@ -33,7 +33,7 @@ def thought_json(text: str) -> str:
 
 
 def spoken_json(label: Label, answer: Answer, extras: Extras, reader: Reader | CallReader) -> str:
-    parts = joined([*(part for piece in raw_pieces(answer) for part in reader.feed(piece)), *reader.finish()])
+    parts = joined([*(part for piece in raw_pieces(answer, reader) for part in reader.feed(piece)), *reader.finish()])
     calls = [call_json(part) for part in parts if isinstance(part, Call)]
     message = json_object(['"role":"assistant"', *fields(parts), *[f'"tool_calls":[{",".join(calls)}]'] * bool(calls)])
     return chat_json(label, answer, extras, message, reason_of(answer.end, len(calls), label.words))
@@ -53,11 +53,12 @@ def json_object(given: Sequence[str]) -> str:
     return f"{{{','.join(given)}}}"
 
 
-def raw_pieces(answer: Answer) -> Iterator[str]:
+def raw_pieces(answer: Answer, reader: Reader | CallReader) -> Iterator[str]:
     """Special tokens too, and of the last one what is visible."""
     tokens, last = answer.tokens[:-1], next(reversed(answer.tokens), None)
     yield from (token.text for token in tokens)
-    yield raw(answer.end.text[sum(len(token.text) for token in tokens if not token.special):], last)
+    left = answer.end.text[sum(len(token.text) for token in tokens if not token.special):]
+    yield last_raw(left, last, answer.end, reader)
 
 
 class SpokenChunks(Chunks):
@@ -75,7 +76,8 @@ class SpokenChunks(Chunks):
         return self._told(self._reader.feed(raw(text, token)), token)
 
     def _end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        told = self._told([*self._reader.feed(raw(text, token)), *self._reader.finish()], token)
+        last = last_raw(text, token, event, self._reader)
+        told = self._told([*self._reader.feed(last), *self._reader.finish()], token)
         reason = reason_of(event, self._num_calls, self._words)
         return told + self._delta("", None, f'"{reason}"') + self._after(event.num_tokens)
 
@@ -101,3 +103,13 @@ class SpokenChunks(Chunks):
 def raw(text: str, token: TokenEvent | None) -> str:
     """With the name of a special token, which is no part of the text."""
     return text + token.text if token is not None and token.special else text
+
+
+def last_raw(text: str, token: TokenEvent | None, end: FinishedEvent, reader: Reader | CallReader) -> str:
+    """The token that ends an answer is no part of it, unless a call or a thought closes with it."""
+    is_end = end.reason is FinishReason.END_TOKEN and token is not None
+    return raw(text, token) if not is_end or closes(reader, token) else text
+
+
+def closes(reader: Reader | CallReader, token: TokenEvent | None) -> bool:
+    return isinstance(reader, Reader) and token is not None and reader.closes(token.text)

@@ -81,6 +81,7 @@ class ToolCall(Given):
     function: CalledFunction
 
 
+MOST_TOLD = 100  # characters of a name
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -94,7 +95,7 @@ def offered(tools: list[Tool] | None, choice: str | NamedTool | None) -> tuple[d
     name, names = called_name(choice), [tool.function.name for tool in tools or ()]
     if name not in {"auto", "none", "required", *names}:
         raise ToolsFailed(f"`tool_choice` must be `auto`, `none`, `required` or one of the tools "
-                          f"({', '.join(names) or 'there are none'}), got {name}")
+                          f"({', '.join(names)[:MOST_TOLD] or 'there are none'}), got {name[:MOST_TOLD]}")
     if name == "required" and not names:
         raise ToolsFailed("`tool_choice` is `required`, but there are no `tools`")
     return () if name == "none" else tuple(tool.model_dump(exclude_unset=True) for tool in tools or ())

@@ -1,7 +1,9 @@
 """Counters are exact: what /metrics says after a load that is known, over real HTTP and gRPC with simulated shards."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from serving import body, play
 
 NUM_SHORT, SHORT, NUM_LONG, LONG = 5, 7, 4, 12
 POISON = "~"
+DOCS = Path(__file__).parents[2] / "docs/metrics.md"
 
 
 async def metrics(weft: Any) -> dict[str, float]:
@@ -189,3 +192,135 @@ def test_gauges_say_how_it_stands(tmp_path: Any) -> None:
             stream.close()
         weft.gate.open()
     play(story, tmp_path, http=True, gated=True, max_batch_size=2, cache_scope="off")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# All counters at once, after requests of every kind
+
+LENGTH, NUM_IN_HOUSE, IN_HOUSE = 7, 32, "in the house"
+WORD = {"role": "user", "content": "warp"}
+PROMPT = "user: warp\nassistant: "
+CHATTED: dict[str, Any] = {"messages": [WORD], "max_tokens": LENGTH}
+CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
+# What is asked, and the prompts for which a text is generated.
+ANSWERED: list[tuple[str, dict[str, Any], list[str]]] = [
+    *[("/generate", body(prompt, LENGTH), [prompt]) for prompt in ("a", "loom", "weaves")],
+    ("/generate", body("the best", LENGTH, best_of=2, do_sample=True), ["the best"] * 2),
+    ("/generate_stream", body("thread", LENGTH), ["thread"]),
+    ("/", body("old", LENGTH), ["old"]),
+    ("/", body("older", LENGTH) | {"stream": True}, ["older"]),
+    (CHAT, CHATTED, [PROMPT]),
+    (CHAT, CHATTED | {"stream": True}, [PROMPT]),
+    (TEXTS, {"prompt": ["x", "yy", "zzz"], "max_tokens": LENGTH}, ["x", "yy", "zzz"]),
+    (TEXTS, {"prompt": ["x", "yy"], "max_tokens": LENGTH, "stream": True}, ["x", "yy"]),
+    ("/vertex", {"instances": [body("vertex", LENGTH), CHATTED]}, ["vertex", PROMPT]),
+    ("/invocations", {"prompt": "a text", "max_tokens": LENGTH}, ["a text"]),
+    ("/invocations", CHATTED, [PROMPT]),
+]
+INVALID: list[tuple[str, dict[str, Any]]] = [
+    ("/generate", {}), ("/generate", body("")), ("/generate_stream", body("x", temperature=-1)),
+    ("/", body("x", best_of=9)), (CHAT, {"messages": []}), (CHAT, CHATTED | {"n": 2, "stream": True}),
+    (CHAT, CHATTED | {"tools": [], "response_format": {"type": "json_object"}}),
+    (TEXTS, {"prompt": "x", "suffix": "y"}),
+    ("/vertex", {"instances": [body("x"), body("")]}), ("/invocations", {}),
+]
+NO_REQUESTS = [("POST", "/tokenize", body("x")), ("POST", "/chat_tokenize", CHATTED), ("POST", "/tokenize", {}),
+               ("GET", "/info", None), ("GET", "/health", None), ("GET", "/nowhere", None), ("PUT", "/generate", None)]
+LATE = {"x-request-timeout-ms": "0.001"}
+PROMPTS = [*[prompt for _, _, prompts in ANSWERED for prompt in prompts], *[IN_HOUSE] * NUM_IN_HOUSE]
+NUM_TOKENS = LENGTH * len(PROMPTS)
+ACCEPTED = [*PROMPTS, "x", "x"]  # with those whose clients left
+REASONS = {"overloaded": 2, "validation": len(INVALID), "template": 0, "generation": 0, "incomplete": 0, "dropped": 2,
+           "timeout": 2}
+COUNTED: dict[str, float] = {
+    "tgi_request_count": len(ANSWERED) + sum(REASONS.values()),
+    "tgi_request_success": len(ANSWERED),
+    **{f'tgi_request_failure{{err="{err}"}}': times for err, times in REASONS.items()},
+    "tgi_request_yields": 0,
+    "tgi_prefix_query_tokens": sum(map(len, ACCEPTED)),
+    "tgi_prefix_hit_tokens": 0,
+    "tgi_batch_prompt_tokens": sum(map(len, ACCEPTED)),
+    "tgi_batch_generated_tokens": NUM_TOKENS,
+    **{f'tgi_batch_inference_failure{{method="{method}"}}': 0 for method in ("prefill", "decode")},
+    **{f'tgi_batch_concat{{reason="{reason}"}}': 0 for reason in ("backpressure", "wait_exceeded")},
+    **{f'tgi_shard_lost{{loss="{loss}"}}': 0 for loss in ("step_error", "death", "defect")},
+    **{f"tgi_request_{name}_count": len(PROMPTS) for name in (
+        "duration", "validation_duration", "queue_duration", "inference_duration", "mean_time_per_token_duration",
+        "time_to_first_token_duration", "generated_tokens")},
+    **{f"tgi_request_{name}_count": len(ACCEPTED) for name in ("input_length", "max_new_tokens")},
+    "tgi_request_input_length_sum": sum(map(len, ACCEPTED)),
+    "tgi_request_max_new_tokens_sum": NUM_TOKENS + 50 * 2,
+    "tgi_request_generated_tokens_sum": NUM_TOKENS,
+    "tgi_request_inter_token_duration_count": NUM_TOKENS - len(PROMPTS),
+    "tgi_batch_next_size_sum": len(ACCEPTED),
+    "tgi_request_skipped_tokens_sum": 0,
+}
+STEPS = {f'tgi_batch_inference_{name}{{method="{method}"}}' for name in ("count", "success")
+         for method in ("prefill", "decode")}
+JOINED = 'tgi_batch_concat{reason="chunking"}'  # how many joined others depends on who came first
+
+
+async def ask_for_everything(weft: Any) -> None:
+    async def ask(path: str, given: dict[str, Any], status: int | None = 200, **more: Any) -> None:
+        async with weft.http.post(path, json=given, **more) as answer:
+            text = await answer.text()
+            assert status is None or (answer.status == status and "error" not in text), text
+
+    left = weft.watch("cancel")
+    for path in ("/generate", "/generate_stream"):
+        asking = asyncio.create_task(ask(path, body("x", 50), status=None))
+        await weft.gate.arrival()
+        asking.cancel()
+        await left.get()
+        weft.gate.let(1)
+        await weft.settle()
+    for _ in range(NUM_IN_HOUSE):
+        weft.submit(IN_HOUSE, LENGTH)
+    await ask("/generate", body("x"), status=None)
+    await ask(CHAT, CHATTED, status=None)
+    weft.gate.open()
+    await weft.engine.drained()
+    await asyncio.gather(*(ask(path, given) for path, given, _ in ANSWERED))
+    await asyncio.gather(*(ask(path, given, status=None) for path, given in INVALID))
+    for path in ("/generate", "/generate_stream"):
+        await ask(path, body("x"), status=None, headers=LATE)
+    for method, path, given in NO_REQUESTS:
+        await (await weft.http.request(method, path, json=given)).read()
+
+
+def test_after_requests_of_every_kind_every_counter_says_what_the_load_says(tmp_path: Any) -> None:
+    async def story(weft: Any) -> None:
+        await ask_for_everything(weft)
+        await weft.settle()
+        async with weft.http.get("/metrics") as answer:
+            page = await answer.text()
+        check(page)
+        samples = read(page)
+        assert {name: samples[name] for name in COUNTED} == COUNTED
+        assert counters_of(page) == {name for name in COUNTED if name in counters_of(page)} | STEPS | {JOINED}
+        steps = methods(samples, "tgi_batch_inference_count")
+        assert steps == methods(samples, "tgi_batch_inference_success") == weft.shards.num_steps
+        assert samples[JOINED] < samples["tgi_batch_next_size_count"]
+    play(story, tmp_path, http=True, gated=True, max_concurrent_requests=NUM_IN_HOUSE, cache_scope="off",
+         look_ahead=1)
+
+
+def counters_of(page: str) -> set[str]:
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\w+)$", page, re.MULTILINE))
+    return {name for name in read(page) if kinds.get(name.partition("{")[0]) == "counter"}
+
+
+def test_the_page_of_a_server_has_the_metrics_that_are_documented_and_no_others(tmp_path: Any) -> None:
+    """Name, type and labels, as docs/metrics.md lists them."""
+    listed = re.findall(r"^\| `([\w:]+)` \| (\w+) \| (.*?) \| \w? \| .+ \|$", DOCS.read_text(), re.MULTILINE)
+    documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in listed}
+
+    async def story(weft: Any) -> None:
+        async with weft.http.get("/metrics") as answer:
+            page = await answer.text()
+        found = {}
+        for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", page, re.MULTILINE):
+            lines = re.findall(rf"^{name}(?:_bucket|_sum|_count)?(?:{{(.*)}})? \S+$", page, re.MULTILINE)
+            found[name] = kind, {label for line in lines for label in re.findall(r'(\w+)="', line)} - {"le"}
+        assert found == documented
+    play(story, tmp_path, http=True)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from hearing import lived, said
+from measuring import failures, read
 
 from router.errors import GenerationFailed
 from router.request import FinishReason
@@ -76,3 +77,22 @@ def test_an_instance_that_fails_fails_all(serve):
         assert (answer.status, (await answer.json())["error_type"]) == (424, "generation")
         assert len(engine.left) == 1
     serve(scenario, [FailedEvent(GenerationFailed("broken"))], [])
+
+
+def test_nothing_is_generated_for_instances_of_which_one_is_wrong(serve):
+    """The first was on its way when the second was refused."""
+    async def scenario(client, engine):
+        answer = await client.post("/vertex", json={"instances": [{"inputs": "a"}, {"inputs": ""}]})
+        assert (answer.status, engine.requests) == (422, [])
+    serve(scenario)
+
+
+@pytest.mark.parametrize("content", ["{}", "{", '{"inputs": 5}'])
+def test_a_body_of_no_route_counts_as_a_request_once(serve, content):
+    """It was answered, and counted nowhere."""
+    async def scenario(client, engine):
+        answer = await client.post("/invocations", data=content, headers={"Content-Type": "application/json"})
+        assert (answer.status, "x-request-id" in answer.headers) == (400 if content == "{" else 422, True)
+        samples = read(engine.metrics())
+        assert (samples["tgi_request_count"], failures(samples)) == (1, {"validation": 1})
+    serve(scenario)

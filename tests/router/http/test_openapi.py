@@ -1,6 +1,7 @@
 """The OpenAPI document: whole, and true of what bodies are taken."""
 
 import json
+import re
 
 from router.http.openapi import document
 
@@ -30,3 +31,17 @@ def test_bodies_are_described_as_they_are_taken():
 def test_routes_that_stream_say_so():
     content = DOCUMENT["paths"]["/generate_stream"]["post"]["responses"]["200"]["content"]
     assert "text/event-stream" in content
+
+
+def test_a_route_that_takes_the_bodies_of_others_says_which():
+    schema = DOCUMENT["paths"]["/invocations"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert [kind["$ref"].rpartition("/")[2] for kind in schema["anyOf"]] == [
+        "CompatGenerate", "ChatRequest", "Completion"]
+
+
+def test_parts_of_paths_are_described_and_so_is_every_answer():
+    for path, operations in DOCUMENT["paths"].items():
+        for operation in operations.values():
+            described = {parameter["name"] for parameter in operation.get("parameters", ())}
+            assert described == set(re.findall(r"\{(\w+)\}", path))
+            assert all(answer["description"] for answer in operation["responses"].values())

@@ -90,6 +90,20 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> byt
     return await reader.readuntil(b"done")
 
 
+@pytest.mark.parametrize("sent", [
+    b"GET / HTTP/1.1\r\nHost: x\r\nX-Name: \0\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n",
+    b"GET / HTTP/9\r\n\r\n", b"\x16\x03\x01\x02\0\r\n\r\n", b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n"])
+def test_what_is_no_http_is_told_so_and_fills_no_log(caplog: pytest.LogCaptureFixture, sent: bytes) -> None:
+    """A line and a traceback for each, as if it were a mistake of ours."""
+    async def story(slow: Slow, server: Server, url: str, client: ClientSession) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", URL(url).port)
+        writer.write(sent)
+        assert b" 400 " in await reader.readline()
+        writer.close()
+    play(story)
+    assert not caplog.records
+
+
 def test_a_door_answers_at_the_same_port_until_it_is_opened() -> None:
     async def story(slow: Slow, server: Server, url: str, client: ClientSession) -> None:
         shut = web.Application()

@@ -105,3 +105,15 @@ def test_logprobs_are_told_of_every_token_also_of_those_of_a_call():
         told = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
         assert told[-1]["token"] == "<|im_end|>"
     assert "".join(entry["token"] for entry in whole(CALL, logprobs=True)["logprobs"]["content"]) == f"{CALL}<|im_end|>"
+
+
+@pytest.mark.parametrize("text", ["Hello, you.", CALL, f"Well.{CALL}"])
+def test_an_end_token_that_the_shape_does_not_know_is_no_text(text):
+    """A template may be Hermes' while the end token is the model's own: it was told as content."""
+    end_token = TokenEvent(2, "<|the end|>", -0.5, True)
+    said = [*tokens(text), end_token]
+    told = FinishedEvent(FinishReason.END_TOKEN, text, len(said), lived())
+    answer = Answer(Choice(Request("0", (1, 2), 5), None), said, [], told)
+    assert "the end" not in spoken_json(LABEL, answer, Extras(), Reader(HERMES, ""))
+    chunks = SpokenChunks(LABEL, 2, Extras(), Reader(HERMES, ""))
+    assert b"the end" not in chunks.burst([*said, told])

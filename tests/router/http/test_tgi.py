@@ -84,6 +84,14 @@ def test_without_parameters_is_sampled_and_with_empty_ones_is_not(serve):
     serve(scenario)
 
 
+def test_an_image_in_a_text_is_text_to_a_model_that_sees_none(serve):
+    async def scenario(client, engine):
+        text = "![](data:image/png;base64,x) what is it?"
+        await client.post("/generate", json={"inputs": text})
+        assert bytes(engine.requests[0].prompt).decode() == text
+    serve(scenario)
+
+
 def test_parameters_reach_the_request(serve):
     async def scenario(client, engine):
         await client.post("/generate", json={"inputs": "weaving", "parameters": {

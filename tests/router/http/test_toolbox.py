@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from router.errors import InvalidRequest
-from router.http.toolbox import Function, NamedTool, Tool, dictated
+from router.errors import InvalidRequest, ToolsFailed
+from router.http.toolbox import Function, NamedTool, Tool, dictated, offered
 
 PAINT = {"type": "object", "properties": {"colour": {"$ref": "#/$defs/colour"}}, "$defs": {"colour": {"enum": ["red"]}}}
 
@@ -50,3 +50,8 @@ def test_references_are_to_where_the_schema_stands_now() -> None:
 def test_what_is_no_schema_is_told_by_its_place() -> None:
     with pytest.raises(InvalidRequest, match=r"`tools.1.function.parameters.x-guidance` is not supported"):
         dictated([tool("stop"), tool("paint", {"x-guidance": {}})], "required")
+
+
+def test_of_long_names_only_the_beginning_is_told() -> None:
+    with pytest.raises(ToolsFailed, match=r"x{100}\), got y{100}$"):
+        offered([tool("x" * 5000)], "y" * 5000)

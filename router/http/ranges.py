@@ -1,0 +1,74 @@
+"""What fields of bodies may hold beyond their types, as the OpenAPI document tells it.
+
+Told, not checked: that is done by the validator and by the dialects, and a test holds both against each other. Limits
+that are settings are not told here.
+"""
+
+from typing import Any
+
+from router.grammar import JSON_TYPES
+from router.validation import MAX_SALT_CHARACTERS, MAX_STOP_CHARACTERS, MOST_PRIORITY
+
+Range = dict[str, Any]
+
+LARGEST = (2 - 2**-23) * 2.0**127  # with 32 bits
+ABOVE_ZERO: Range = {"exclusiveMinimum": 0, "maximum": LARGEST}
+FRACTION: Range = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
+PENALTY: Range = {"minimum": -2, "maximum": 2}
+SOME: Range = {"minimum": 1}
+ONE: Range = {"minimum": 1, "maximum": 1}
+NONE: Range = {"maximum": 0}
+TEXT: Range = {"minLength": 1}
+STOP_STRING: Range = {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+STOP: Range = {**STOP_STRING, "items": {"type": "string", **STOP_STRING}}
+GRAMMAR: Range = {"anyOf": [
+    {"type": "object", "required": ["type"],
+     "properties": {"type": {"type": "string", "enum": [*JSON_TYPES, "regex", "text"]}}},
+    {"type": "null"}]}
+# In every dialect.
+SHARED: dict[str, Range] = {
+    "cache_salt": {"minLength": 1, "maxLength": MAX_SALT_CHARACTERS},
+    "priority": {"minimum": -MOST_PRIORITY, "maximum": MOST_PRIORITY},
+    "frequency_penalty": PENALTY,
+    "stop": STOP,
+}
+# As OpenAI has them: a temperature of 0 draws nothing, a share of 1 leaves nothing out.
+OPENAI: dict[str, Range] = SHARED | {
+    "temperature": {"minimum": 0, "maximum": LARGEST},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "presence_penalty": PENALTY,
+    "max_tokens": SOME,
+    "n": ONE,
+}
+# By the type of a body, or of a part of one, and its field.
+RANGES: dict[str, dict[str, Range]] = {
+    "Generate": SHARED | {"inputs": TEXT},
+    "CompatGenerate": SHARED | {"inputs": TEXT},
+    "Parameters": SHARED | {
+        "temperature": ABOVE_ZERO,
+        "repetition_penalty": ABOVE_ZERO,
+        "top_k": SOME,
+        "top_p": FRACTION,
+        "typical_p": FRACTION,
+        "max_new_tokens": SOME,
+        "truncate": SOME,
+        "grammar": GRAMMAR,
+    },
+    "ChatRequest": OPENAI | {"max_completion_tokens": SOME, "response_format": GRAMMAR},
+    "Completion": OPENAI | {
+        "prompt": {"minLength": 1, "minItems": 1, "items": {"type": "string", **TEXT}},
+        "repetition_penalty": ABOVE_ZERO,
+        "suffix": {"maxLength": 0},
+        "best_of": ONE,
+        "logprobs": NONE,
+        "echo": {"enum": [False, None]},
+    },
+}
+
+
+def add_ranges(schemas: dict[str, dict[str, Any]]) -> None:
+    """To the JSON schemas of bodies, by their names."""
+    for name, ranges in RANGES.items():
+        properties = schemas[name]["properties"]
+        for field in ranges.keys() & properties.keys():
+            properties[field].update(ranges[field])

@@ -1,0 +1,21 @@
+"""What fields may hold, as the document tells it; that it is so is tested in test_values.py."""
+
+import pytest
+
+from router.http.openapi import document
+from router.http.ranges import OPENAI, RANGES
+
+SCHEMAS = document()["components"]["schemas"]
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges_are_told_of_fields_that_there_are(name):
+    fields = SCHEMAS[name]["properties"]
+    assert RANGES[name].keys() - OPENAI.keys() <= fields.keys()
+    for field in RANGES[name].keys() & fields.keys():
+        assert RANGES[name][field].items() <= fields[field].items()
+
+
+def test_the_same_name_may_mean_something_else_in_another_dialect():
+    assert SCHEMAS["Parameters"]["properties"]["temperature"]["exclusiveMinimum"] == 0
+    assert SCHEMAS["ChatRequest"]["properties"]["temperature"]["minimum"] == 0
