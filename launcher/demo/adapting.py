@@ -70,7 +70,7 @@ def main() -> None:
     asked.add_argument("--base", type=Path, required=True)
     asked.add_argument("--bible", type=Path, default=Path("/usr/lib/bible.data"))
     asked.add_argument("--out", type=Path, required=True)
-    asked.add_argument("--steps", type=int, default=300)
+    asked.add_argument("--steps", type=int, default=130)
     asked.add_argument("--seed", type=int, default=SEED)
     given = asked.parse_args()
     torch.manual_seed(given.seed)
