@@ -165,7 +165,7 @@ def test_a_model_that_must_call_does(weft: Weft, choice: Any, names: set[str]) -
                   "stop": {"type": "object", "additionalProperties": False, "properties": {}}}[call["function"]["name"]]
         assert fits(schema, arguments), arguments
         found.add(call["function"]["name"])
-    assert found == names
+    assert found <= names
 
 
 @pytest.mark.parametrize("name", HOSTILE)

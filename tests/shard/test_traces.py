@@ -32,7 +32,9 @@ def test_without_an_address_there_is_no_sender_and_nothing_need_be_installed(mon
 @pytest.mark.parametrize("package", ["opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.otlp"])
 def test_where_the_packages_are_not_installed_the_error_names_the_cure(
         monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
+    loaded = [name for name in sys.modules if name.startswith(f"{package}.")]
+    for name in (package, *loaded):
+        monkeypatch.setitem(sys.modules, name, None)
     for attempt in (check_installed, lambda traces: make_sender(traces, "router", print)):
         with pytest.raises(ValueError, match=r"^--otlp-endpoint needs .* pip install 'weft\[otel\]'$"):
             attempt(Traces(ADDRESS))
