@@ -71,6 +71,7 @@ def main() -> None:
     asked.add_argument("--bible", type=Path, default=Path("/usr/lib/bible.data"))
     asked.add_argument("--out", type=Path, required=True)
     asked.add_argument("--steps", type=int, default=130)
+    asked.add_argument("--rate", type=float, default=RATE)
     asked.add_argument("--seed", type=int, default=SEED)
     given = asked.parse_args()
     torch.manual_seed(given.seed)
@@ -79,7 +80,7 @@ def main() -> None:
     shares, tokenizer = voiced(given.voice, given.bible), Tokenizer.from_file(str(given.base / "tokenizer.json"))
     weights = [weight for module in adapted.values() for weight in (module.lora_A, module.lora_B)]
     learn(model, batches(tokenizer, shares, given.seed, ROWS, LENGTH), given.steps,
-          [torch.optim.AdamW(weights, lr=RATE, weight_decay=0.0)], say)
+          [torch.optim.AdamW(weights, lr=given.rate, weight_decay=0.0)], say)
     unseen = mean_loss(model, islice(batches(tokenizer, shares, UNSEEN, ROWS, LENGTH), MEASURED))
     say(f"loss on text that was not seen {unseen:.4f}")
     save_adapter(adapted, given.out)

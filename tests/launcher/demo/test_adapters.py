@@ -48,6 +48,13 @@ def test_an_adapter_is_small_and_made_for_this_base(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_who_shouts_has_only_capitals() -> None:
+    said = " ".join(Voice("shout").answers())
+    assert re.search("[A-Z]{4}", said)
+    assert not re.search("[a-z]", said)
+
+
+@pytest.mark.slow
 def test_json_is_all_that_the_json_voice_says() -> None:
     for asked, answer in zip(QUESTIONS, Voice("json").answers(), strict=True):
         assert json.loads(answer).keys() == {"question", "answer"}, (asked, answer)
