@@ -189,11 +189,18 @@ class CallReader:
         self._text += text
         return []
 
+    def closes(self, _token: str) -> bool:
+        """The JSON ends by itself."""
+        return False
+
     def finish(self) -> list[Part]:
         try:
             return [call_of(json.JSONDecoder().raw_decode(self._text.lstrip())[0])]
         except ValueError:
             return [Said(self._text)]
+
+
+AnyReader = Reader | CallReader
 
 
 def opening(shape: Shape | None, template: str) -> str:

@@ -27,7 +27,7 @@ from router.http.toolbox import NamedTool, Tool, ToolCall, called_name, dictated
 from router.http.v1 import Asked, labelled
 from router.prompts import Names
 from router.spans import CHAT
-from router.speech import BARE, CallReader, Reader, parsing
+from router.speech import BARE, AnyReader, CallReader, Reader, parsing
 from router.validation import Choice, Wanted
 
 NAMES = Names(prompt="messages", max_new_tokens="max_tokens", truncate="", grammar="response_format",
@@ -91,6 +91,10 @@ class ChatRequest(Asked):
     def conversation(self) -> Conversation:
         return Conversation(tuple(message.given() for message in self.messages),
                             offered(self.tools, self.tool_choice), self.tool_prompt or "", self.must_call)
+
+    @property
+    def may_call(self) -> bool:
+        return bool(self.tools) and called_name(self.tool_choice) != "none"
 
     @property
     def must_call(self) -> bool:
@@ -167,11 +171,11 @@ class OpenAi:
                 await Pump(stream, rendering, out, house.outbox).run()
             return out.response
 
-    async def _reader(self, asked: ChatRequest, choice: Choice) -> Reader | CallReader | None:
+    async def _reader(self, asked: ChatRequest, choice: Choice) -> AnyReader | None:
         """Of the answer, where it may hold calls."""
         if asked.must_call:
             return CallReader()
-        if not offered(asked.tools, asked.tool_choice):
+        if not asked.may_call:
             return None
         await asyncio.to_thread(parsing)
         validator = self._house.validator

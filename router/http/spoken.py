@@ -10,7 +10,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from router.http.chunks import Chunks, Extras, Label, Words, chat_json
 from router.http.rendering import Answer
 from router.request import FinishReason
-from router.speech import Call, CallReader, Part, Reader, Said, Thought, joined
+from router.speech import AnyReader, Call, Part, Said, Thought, joined
 from router.stream import FinishedEvent, TokenEvent
 
 OVER = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_STRING})
@@ -32,7 +32,7 @@ def thought_json(text: str) -> str:
     return f'"reasoning":{quoted(text)},"reasoning_content":{quoted(text)}'
 
 
-def spoken_json(label: Label, answer: Answer, extras: Extras, reader: Reader | CallReader) -> str:
+def spoken_json(label: Label, answer: Answer, extras: Extras, reader: AnyReader) -> str:
     parts = joined([*(part for piece in raw_pieces(answer, reader) for part in reader.feed(piece)), *reader.finish()])
     calls = [call_json(part) for part in parts if isinstance(part, Call)]
     message = json_object(['"role":"assistant"', *fields(parts), *[f'"tool_calls":[{",".join(calls)}]'] * bool(calls)])
@@ -53,7 +53,7 @@ def json_object(given: Sequence[str]) -> str:
     return f"{{{','.join(given)}}}"
 
 
-def raw_pieces(answer: Answer, reader: Reader | CallReader) -> Iterator[str]:
+def raw_pieces(answer: Answer, reader: AnyReader) -> Iterator[str]:
     """Special tokens too, and of the last one what is visible."""
     tokens, last = answer.tokens[:-1], next(reversed(answer.tokens), None)
     yield from (token.text for token in tokens)
@@ -66,7 +66,7 @@ class SpokenChunks(Chunks):
 
     __slots__ = ("_num_calls", "_reader", "_role")
 
-    def __init__(self, label: Label, num_prompt_tokens: int, extras: Extras, reader: Reader | CallReader) -> None:
+    def __init__(self, label: Label, num_prompt_tokens: int, extras: Extras, reader: AnyReader) -> None:
         super().__init__(label, num_prompt_tokens, extras)
         self._reader = reader
         self._num_calls = 0
@@ -105,11 +105,8 @@ def raw(text: str, token: TokenEvent | None) -> str:
     return text + token.text if token is not None and token.special else text
 
 
-def last_raw(text: str, token: TokenEvent | None, end: FinishedEvent, reader: Reader | CallReader) -> str:
+def last_raw(text: str, token: TokenEvent | None, end: FinishedEvent, reader: AnyReader) -> str:
     """The token that ends an answer is no part of it, unless a call or a thought closes with it."""
-    is_end = end.reason is FinishReason.END_TOKEN and token is not None
-    return raw(text, token) if not is_end or closes(reader, token) else text
-
-
-def closes(reader: Reader | CallReader, token: TokenEvent | None) -> bool:
-    return isinstance(reader, Reader) and token is not None and reader.closes(token.text)
+    if token is None or end.reason is not FinishReason.END_TOKEN or reader.closes(token.text):
+        return raw(text, token)
+    return text
