@@ -11,7 +11,6 @@
 
 PYTHON :=
 PIP_ARGS :=
-DIST := dist
 PORT :=
 ARGS :=
 DIST := dist
