@@ -128,7 +128,7 @@ def tiny(architecture: str, model_type: str, **changes: Any) -> Given:
     (tiny("BertForMaskedLM", "bert"), "transformers .* has no language model of this name"),
     (tiny("HomeMadeForCausalLM", "home_made", auto_map={"AutoModelForCausalLM": "modeling.HomeMadeForCausalLM"}),
      "has no language model of this name; code that comes with a model is never run"),
-], ids=str)
+], ids=lambda value: value.get("architectures")[0] if isinstance(value, Given) else value)
 def test_what_our_attention_does_not_do_is_refused_by_name(given: Given, reason: str) -> None:
     with pytest.raises(ValueError, match=f"^config.json: .*{reason}") as refused:
         describe_model(given)
