@@ -28,7 +28,7 @@ FOREIGN_VARIABLES = frozenset({
 POSITIONAL = ("model_id",)  # may stand without their flag, in this order
 ALIASES: Mapping[str, tuple[str, ...]] = {"num_shard": ("--num-shards",), "port": ("-p",)}
 GIVEN_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "parent_fd", "step_log", "simulated",
-                               "model", "meeting_point", "memory", "progress", "logs", "traces"})
+                               "model", "meeting_point", "memory", "progress", "logs", "traces", "adaptable"})
 
 
 @dataclass(frozen=True, slots=True)

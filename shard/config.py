@@ -74,6 +74,7 @@ class ShardConfig:
         "", "What weights become while they are loaded, except embedding and head. int8: a byte each, with a scale for "
         "each output; activations stay as they are. Empty: nothing. Checkpoints that are quantised need no setting.",
         choices=QUANTIZATIONS)
+    adaptable: bool = setting(False, "Whether adapters can be loaded.")
     device: str = setting("auto", "Where the model runs. auto: on GPUs if there are any.", choices=DEVICES)
     threads: int = setting(
         0, "Threads that each shard computes with on CPU. 0: the cores shared by the shards, less one for the router "

@@ -4,12 +4,16 @@ Knows nothing of steps or messages. Everything that users can do wrong is a Valu
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from shard.adapters import trial
+from shard.adapters.bearers import Bearers
+from shard.adapters.wardrobe import Wardrobe
 from shard.attention.backends import Attention, choose_attention, make_attention
 from shard.attention.variant import Variant
 from shard.cache import Cache
@@ -19,6 +23,7 @@ from shard.device import choose_device, count_sharing, count_threads
 from shard.distributed import Group, choose_backend, join
 from shard.exactness import Gate
 from shard.grammar import Grammars, read_grammars
+from shard.layers.adapted import Sites
 from shard.layers.linear import can_pack
 from shard.machine import Forgotten, Kept, fingerprint
 from shard.memory import Available, Room, check_weights, gpu_room, host_room, read_gpu, read_host
@@ -46,6 +51,7 @@ class Loaded:
     dtype: torch.dtype
     inexact: str  # why answers may depend on their company, or nothing
     grammars: Grammars | None  # on rank 0, if the model's tokenizer can be used
+    wardrobe: Wardrobe | None  # if adapters can be loaded
     num_sharing: int  # shards that take their cache from the same memory
     memory_fraction: float | None
 
@@ -78,7 +84,9 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     backend = choose_attention(config.attention, device.type)
     dtype = chosen_dtype(config, described.dtype, device, group, memory)
     check_room(num_bytes(folder, described, config.quantize, dtype), device, group, num_gpus)
-    with Weights(folder, dtype, device, described.quantization, config.quantize,
+    bearers = Bearers(device)
+    sites = Sites(bearers if config.adaptable else None)
+    with Weights(folder, dtype, device, described.quantization, config.quantize, sites=sites,
                  on_read=partial(on_progress, LOAD)) as weights:
         model = read_weights(weights, folder, described, group)
     log.info("loaded %s in %s on %s", described.architecture, name(dtype), device)
@@ -87,18 +95,23 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     attention = make_attention(backend, described.num_heads // group.size, model.num_kv_heads, described.head_dim,
                                Variant(described.scale, described.softcap, described.windows))
     shape = asdict(described) | {"dtype": dtype, "attention": backend, "ranks": group.size, "device": device.type,
-                                 "quantize": config.quantize}
+                                 "quantize": config.quantize, "adaptable": config.adaptable}
     varied = model.cut(model.num_varied)
     gate = Gate(varied, described, attention, partial(make_cache, varied, 16, dtype=dtype, device=device), device)
     on_progress(CHECK, 0, 0)
-    inexact = examine(gate, group, memory, fingerprint(shape))
+
+    def verdict() -> str:
+        return gate.verdict() or trial.verdict(sites.linears + sites.heads, dtype, device)
+
+    inexact = examine(verdict, group, memory, fingerprint(shape))
     if inexact:
         log.warning("answers may depend on what else is served at the same time: %s", inexact)
     grammars = read_grammars(folder, described.vocabulary_size) if group.rank == 0 else None
     sampler = Sampler(described.vocabulary_size, device, grammars)
-    runner = Runner(model, attention, sampler, group, device=device)
+    runner = Runner(model, attention, sampler, group, bearers, device=device)
+    wardrobe = Wardrobe(sites, dtype, device) if sites.all else None
     sharing = count_sharing(config.rank, config.world_size, num_gpus) if device.type == "cuda" else config.world_size
-    return Loaded(config.model, model, attention, runner, group, device, dtype, inexact, grammars, sharing,
+    return Loaded(config.model, model, attention, runner, group, device, dtype, inexact, grammars, wardrobe, sharing,
                   config.memory_fraction)
 
 
@@ -153,15 +166,15 @@ def make_cache(model: LanguageModel, block_size: int, num_blocks: int, dtype: to
                  dtype=dtype, device=device)
 
 
-def examine(gate: Gate, group: Group, memory: Memory, key: str) -> str:
+def examine(verdict: Callable[[], str], group: Group, memory: Memory, key: str) -> str:
     """Why this model on this machine is not exact, or nothing; found out once where it can be kept. All ranks take part
     or none, and what one finds counts for all."""
     known = memory.get(key)
     if group.minimum(int(known is not None)):
         assert known is not None
         return known
-    verdict = gate.verdict()
-    if not group.minimum(int(not verdict)):
-        verdict = verdict or "another shard found a difference"
-    memory.put(key, verdict)
-    return verdict
+    found = verdict()
+    if not group.minimum(int(not found)):
+        found = found or "another shard found a difference"
+    memory.put(key, found)
+    return found

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shard.adapters.bearers import NONE, Bearers, Run
 from shard.answer import PromptPart, Said
 from shard.attention.backends import Attention
 from shard.cache import Cache
@@ -40,18 +41,21 @@ class Outcome:
 
 
 class Runner:
-    def __init__(self, model: Model, attention: Attention, sampler: Sampler, group: Group, *,
+    def __init__(self, model: Model, attention: Attention, sampler: Sampler, group: Group, bearers: Bearers, *,
                  device: torch.device) -> None:
+        """The products of the model ask `bearers` which adapter a row goes by."""
         self.model = model
         self._attention = attention
         self._sampler = sampler
         self._group = group
+        self._bearers = bearers
         self._device = device
 
     @torch.inference_mode()
     def run(self, step: Step, cache: Cache) -> Outcome:
         inputs = build(step, cache, self._attention, self._device)
-        hidden = self.model.hidden(inputs, cache, self._attention)  # [tokens, hidden_size]
+        with self._bearers.rows(token_runs(step, len(inputs.tokens))):
+            hidden = self.model.hidden(inputs, cache, self._attention)  # [tokens, hidden_size]
         failed = non_finite(step, hidden)
         for sequence, start, end in written(step):
             if sequence.id in failed:
@@ -66,7 +70,8 @@ class Runner:
 
     def _say(self, sequences: list[Sequence], hidden: Tensor) -> tuple[dict[int, Said], dict[int, pb.Failure]]:
         """What everybody says, and why the others say nothing."""
-        logits = self.model.logits(hidden)  # [sequences, vocabulary]
+        with self._bearers.rows([Run(sequence.adapter, 1) for sequence in sequences]):
+            logits = self.model.logits(hidden)  # [sequences, vocabulary]
         if logits is not None:
             chosen = self._sampler.choose(logits, sequences)
             told = list(map(token_or_failure, chosen.tokens, chosen.finite, chosen.fitting))
@@ -96,7 +101,8 @@ class Runner:
         for first in range(0, len(targets), PROMPT_PIECE):
             piece = targets[first:first + PROMPT_PIECE]
             begin = rows.start + first
-            logits = self.model.logits(hidden[begin:begin + len(piece)])
+            with self._bearers.rows([Run(sequence.adapter, len(piece))]):
+                logits = self.model.logits(hidden[begin:begin + len(piece)])
             if logits is not None:
                 logprobs += self._sampler.prompt_logprobs(logits, piece)
         return PromptPart(chunk.start + 1, logprobs)
@@ -117,6 +123,14 @@ def said(chosen: Chosen, row: int) -> Said:
 
 def asks_for_prompt(chunk: Chunk) -> bool:
     return chunk.sequence.prompt_logprobs and chunk.start + 1 < chunk.sequence.num_prompt_tokens
+
+
+def token_runs(step: Step, num_tokens: int) -> list[Run]:
+    """On the token axis; a step of one token has another beside it, which is nobody's."""
+    runs = [Run(sequence.adapter, 1) for sequence in step.decodes]
+    runs += [Run(chunk.sequence.adapter, chunk.length) for chunk in step.chunks]
+    beside = num_tokens - sum(run.length for run in runs)
+    return [*runs, Run(NONE, beside)] if beside else runs
 
 
 def chunk_rows(step: Step) -> list[tuple[Chunk, range]]:

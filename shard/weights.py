@@ -19,6 +19,7 @@ from torch import Tensor
 
 from shard.header import Entry, Shape
 from shard.index import list_files, some
+from shard.layers.adapted import Sites
 from shard.layers.tiled import Buffers
 from shard.quantization.coded import Coded, Format, Slice
 from shard.quantization.quantized import Quantized
@@ -79,12 +80,13 @@ class Weights:
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, form: Format | None = None,
-                 quantize: str = "", *, on_read: Callable[[int, int], object] = lambda _done, _total: None) -> None:
+                 quantize: str = "", *, sites: Sites | None = None,
+                 on_read: Callable[[int, int], object] = lambda _done, _total: None) -> None:
         """Tensors come as `dtype` unless asked otherwise, on `device`. `form`: how the checkpoint is quantised;
-        `quantize`: what products that are not shall be kept as. `on_read` hears how many bytes the tensors have that
-        were asked for, and how many all."""
+        `quantize`: what products that are not shall be kept as. `sites` gather, for adapters, the products that are
+        made of them. `on_read` hears how many bytes the tensors have that were asked for, and how many all."""
         self.dtype, self.device = dtype, device
-        self._on_read = on_read
+        self.sites = sites or Sites()
         self.buffers = Buffers(dtype, device)  # shared by products whose weights are kept as codes
         self._quantized = Quantized(form, quantize)
         self._folder = folder

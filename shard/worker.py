@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
@@ -51,13 +52,14 @@ class ModelWorker:
         """A step cannot be woken up; the process ends it."""
 
     def info(self) -> pb.InfoAnswer:
-        loaded, limits, numbers = self._loaded, self.ledger.limits, self.ledger.loaded[pb.KIND_GRAMMAR]
+        loaded, limits, numbers = self._loaded, self.ledger.limits, self.ledger.loaded
         return pb.InfoAnswer(
             model=loaded.name, device=loaded.device.type, dtype=name(loaded.dtype), rank=loaded.group.rank,
             world_size=loaded.group.size, epoch=self._epoch, vocabulary_size=limits.vocabulary_size,
             max_positions=limits.max_positions, tokens_per_step=limits.tokens_per_step, mixed_steps=limits.mixed_steps,
             exact=not loaded.inexact, grammars=self._takes_grammars,
-            loaded_grammars=sorted(numbers), warmup=self._warmup)
+            loaded_grammars=sorted(numbers[pb.KIND_GRAMMAR]), adapters=loaded.wardrobe is not None,
+            loaded_adapters=sorted(numbers[pb.KIND_ADAPTER]), warmup=self._warmup)
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
         self.ledger.check_warmup(request)
@@ -136,14 +138,22 @@ class ModelWorker:
         return pb.Acknowledgement(epoch=request.epoch, order=request.order)
 
     def load(self, request: pb.LoadRequest) -> pb.LoadAnswer:
-        """Beside the steps, in a thread of its own. The other ranks only note the number: rank 0 chooses the tokens."""
+        """Beside the steps, in a thread of its own. Of a grammar the other ranks only note the number: rank 0 chooses
+        the tokens."""
         self.ledger.check_load(request)
+        num_bytes = self._load(request)
+        self.ledger.load(request)
+        return pb.LoadAnswer(bytes=num_bytes)
+
+    def _load(self, request: pb.LoadRequest) -> int:
+        loaded = self._loaded
+        if request.kind == pb.KIND_ADAPTER and loaded.wardrobe is not None:
+            return loaded.wardrobe.load(request.id, Path(request.source))
         if request.kind != pb.KIND_GRAMMAR or not self._takes_grammars:
             raise Refused(f"this shard takes no {pb.Kind.Name(request.kind)}")
-        if self._loaded.grammars is not None:
-            self._loaded.grammars.load(request.id, request.source)
-        self.ledger.load(request)
-        return pb.LoadAnswer(bytes=len(request.source))
+        if loaded.grammars is not None:
+            loaded.grammars.load(request.id, request.source)
+        return len(request.source)
 
     @property
     def _takes_grammars(self) -> bool:
@@ -151,7 +161,9 @@ class ModelWorker:
 
     def unload(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
         self.ledger.unload(request)
-        if self._loaded.grammars is not None:
+        if request.kind == pb.KIND_ADAPTER and self._loaded.wardrobe is not None:
+            self._loaded.wardrobe.unload(request.id)
+        if request.kind == pb.KIND_GRAMMAR and self._loaded.grammars is not None:
             self._loaded.grammars.unload(request.id)
         return pb.UnloadAnswer()
 

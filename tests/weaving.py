@@ -101,6 +101,12 @@ class Loom:
         message.epoch, message.order = self._epoch, order
         return self.everywhere(METHODS[type(message)], message)[0]
 
+    def load_adapter(self, number: int, folder: Path) -> None:
+        self.everywhere("load", pb.LoadRequest(epoch=self._epoch, kind=pb.KIND_ADAPTER, id=number, source=str(folder)))
+
+    def unload_adapter(self, number: int) -> None:
+        self.everywhere("unload", pb.UnloadRequest(epoch=self._epoch, kind=pb.KIND_ADAPTER, id=number))
+
     def set_threads(self, count: int) -> None:
         for thread in self._threads:
             thread.submit(torch.set_num_threads, count).result()

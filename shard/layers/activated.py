@@ -4,11 +4,13 @@ torch's own `gelu` would not do, for the reason that is told in `gated.py`. Pack
 Knows nothing of ranks.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.layers.linear import make_linear, pack
+from shard.layers.linear import Linear, make_linear, pack
 
 
 class ActivatedLinear:
@@ -19,6 +21,25 @@ class ActivatedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.gelu(self._linear(x), approximate=self._approximate)
+
+
+def exact_gelu(x: Tensor, approximate: str) -> Tensor:
+    """In float32, of operations each of which gives a number the same bits wherever it stands."""
+    if approximate == "tanh":  # as in gated.py
+        bent = (x * x).mul_(0.044715).add_(1).mul_(x).mul_(-2 * math.sqrt(2 / math.pi))
+        return x / bent.exp_().add_(1)
+    return (x * math.sqrt(0.5)).erf_().add_(1).mul_(x).mul_(0.5)
+
+
+class SeparatelyActivatedLinear:
+    """Something may be added to what the product makes, before the activation."""
+
+    def __init__(self, linear: Linear, approximate: str) -> None:
+        self._linear = linear
+        self._approximate = approximate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return exact_gelu(self._linear(x).float(), self._approximate).to(x.dtype)
 
 
 class PackedActivatedLinear:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from shard.distributed import Group, padded_share
+from shard.layers.adapted import Portion
 from shard.layers.linear import Linear, make_linear, packs
 from shard.step import Inputs
 from shard.weights import COMPUTED, Weights
@@ -24,6 +25,7 @@ class Embedding:
         stored = weights.dtype_of(name)
         smaller = stored in COMPUTED.values() and stored.itemsize < weights.dtype.itemsize
         self.weight = weights.rows(name, shape, self._ids, stored if smaller else None)  # [ids, hidden]
+        self._site = weights.sites.embedding(name.removesuffix(".weight"), shape)
 
     def __call__(self, inputs: Inputs) -> Tensor:
         """`[tokens, hidden]`"""
@@ -31,6 +33,10 @@ class Embedding:
 
     def rows(self, tokens: Tensor) -> Tensor:
         """`[tokens] -> [tokens, hidden]`"""
+        rows = self._summed(tokens)
+        return rows if self._site is None else self._site.changed(tokens, rows)
+
+    def _summed(self, tokens: Tensor) -> Tensor:
         if self._group.size == 1:
             return self.weight.index_select(0, tokens).to(self._dtype)
         places = tokens - self._ids.start
@@ -73,14 +79,23 @@ class Head:
         return wide if self._finish is None else self._finish(wide)
 
 
-def read_head(weights: Weights, group: Group, name: str, shape: tuple[int, int]) -> Head:
+def read_head(weights: Weights, group: Group, name: str, shape: tuple[int, int], weight_name: str = "") -> Head:
+    """`weight_name` is where its weight is, if that is not its own."""
     ids = padded_share(shape[0], group.rank, group.size)
-    weight = weights.rows(name, shape, ids, brief=packs(weights.dtype, weights.device))
-    return Head(make_linear(weight), group, shape[0])
+    weight = weights.rows(weight_name or name, shape, ids, brief=packs(weights.dtype, weights.device))
+    return make_head(weights, group, name, shape, weight)
 
 
-def tied_head(weights: Weights, group: Group, name: str, shape: tuple[int, int], embedding: Embedding) -> Head:
-    """The embedding serves again where it has the right type; a packed product makes a copy of its own."""
+def make_head(weights: Weights, group: Group, name: str, shape: tuple[int, int], weight: Tensor) -> Head:
+    ids = padded_share(shape[0], group.rank, group.size)
+    portion = Portion(name.removesuffix(".weight"), shape, ids, range(shape[1]))
+    return Head(weights.sites.head(make_linear(weight), portion), group, shape[0])
+
+
+def tied_head(weights: Weights, group: Group, names: tuple[str, str], shape: tuple[int, int],
+              embedding: Embedding) -> Head:
+    """`names` of the head and of the embedding, which serves again where it has the right type; a packed product makes
+    a copy of its own."""
     if embedding.weight.dtype != weights.dtype:
-        return read_head(weights, group, name, shape)
-    return Head(make_linear(embedding.weight), group, shape[0])
+        return read_head(weights, group, names[0], shape, names[1])
+    return make_head(weights, group, names[0], shape, embedding.weight)

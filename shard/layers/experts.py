@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shard.adapters.bearers import Bearers
 from shard.distributed import Group
 from shard.layers.linear import Linear
 
@@ -42,7 +43,9 @@ class Expert:
 
 
 class Experts:
-    def __init__(self, router: Router, experts: Sequence[Expert], group: Group) -> None:
+    def __init__(self, router: Router, experts: Sequence[Expert], group: Group, bearers: Bearers | None = None) -> None:
+        """`bearers` are asked by what the experts consist of."""
+        self._bearers = bearers
         self._router = router
         self._experts = experts
         self._group = group
@@ -60,8 +63,14 @@ class Experts:
         places = torch.split(chosen.argsort(stable=True), counts)
         for expert, mine in zip(self._experts, places, strict=True):
             if len(mine):
-                said.index_copy_(0, mine, expert(x.index_select(0, mine // self._router.num_chosen)))
+                said.index_copy_(0, mine, self._say(expert, x, mine // self._router.num_chosen))
         return said
+
+    def _say(self, expert: Expert, x: Tensor, rows: Tensor) -> Tensor:
+        if self._bearers is None:
+            return expert(x.index_select(0, rows))
+        with self._bearers.chosen(rows):
+            return expert(x.index_select(0, rows))
 
 
 def added(rows: Tensor, shares: Tensor | None = None) -> Tensor:

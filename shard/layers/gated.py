@@ -56,6 +56,11 @@ def rounded_times(gate: Tensor, up: Tensor, dtype: torch.dtype, times: Activatio
     return times(gate, up).to(dtype)
 
 
+def widened_times(gate: Tensor, up: Tensor, times: Activation) -> Tensor:
+    """Of smaller types, as float32 and then rounded again."""
+    return times(gate.float(), up.float()).to(gate.dtype)
+
+
 class GatedLinear:
     """One product for both, then the activation."""
 

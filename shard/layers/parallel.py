@@ -10,8 +10,9 @@ from functools import partial
 from torch import Tensor, float32
 
 from shard.distributed import Group
-from shard.layers.activated import ActivatedLinear, PackedActivatedLinear
-from shard.layers.gated import GATINGS, GatedLinear, PackedGatedLinear, rounded_times
+from shard.layers.activated import ActivatedLinear, PackedActivatedLinear, SeparatelyActivatedLinear
+from shard.layers.adapted import Portion
+from shard.layers.gated import GATINGS, GatedLinear, PackedGatedLinear, rounded_times, widened_times
 from shard.layers.linear import Linear, make_linear, packs
 from shard.layers.tiled import TiledLinear
 from shard.quantization.coded import Slice
@@ -37,6 +38,10 @@ class Part:
         return Slice(f"{self.name}.weight", self.shape, self.rows, range(self.shape[1]))
 
     @property
+    def portion(self) -> Portion:
+        return Portion(self.name, self.shape, self.rows, range(self.shape[1]))
+
+    @property
     def bias_rows(self) -> Rows:
         return Rows(f"{self.name}.bias", self.shape[:1], self.rows)
 
@@ -51,8 +56,16 @@ def tiled_linear(weights: Weights, parts: Sequence[Slice], bias: Tensor | None) 
     return None if coded is None else TiledLinear(coded, bias, weights.buffers)
 
 
+def adapted(weights: Weights, parts: Sequence[Part], linear: Linear) -> Linear:
+    return weights.sites.linear(linear, [part.portion for part in parts])
+
+
 def column_linear(weights: Weights, parts: Sequence[Part]) -> Linear:
     """One product for several of the checkpoint, side by side."""
+    return adapted(weights, parts, plain_column_linear(weights, parts))
+
+
+def plain_column_linear(weights: Weights, parts: Sequence[Part]) -> Linear:
     bias = read_bias(weights, parts)
     if (tiled := tiled_linear(weights, [part.slice for part in parts], bias)) is not None:
         return tiled
@@ -60,7 +73,11 @@ def column_linear(weights: Weights, parts: Sequence[Part]) -> Linear:
     return make_linear(weights.stack([part.weight_rows for part in parts], brief=brief), bias)
 
 
-def activated_linear(weights: Weights, part: Part, approximate: str) -> ActivatedLinear | PackedActivatedLinear:
+def activated_linear(
+        weights: Weights, part: Part, approximate: str,
+) -> ActivatedLinear | PackedActivatedLinear | SeparatelyActivatedLinear:
+    if weights.sites.are_open:  # what is added comes before the activation
+        return SeparatelyActivatedLinear(column_linear(weights, [part]), approximate)
     packed = packs(weights.dtype, weights.device)
     kind = PackedActivatedLinear if packed else ActivatedLinear
     return kind(weights.stack([part.weight_rows], brief=packed), read_bias(weights, [part]), approximate)
@@ -70,11 +87,14 @@ def gated_linear(weights: Weights, gate: Part, up: Part, activation: str = "silu
     """`activation` is a key in GATINGS."""
     gating = GATINGS[activation]
     if (tiled := tiled_linear(weights, [gate.slice, up.slice], read_bias(weights, [gate, up]))) is not None:
-        return GatedLinear(tiled.unrounded, partial(rounded_times, dtype=weights.dtype, times=gating.exact))
+        return GatedLinear(adapted(weights, [gate, up], tiled.unrounded),
+                           partial(rounded_times, dtype=weights.dtype, times=gating.exact))
     if not packs(weights.dtype, weights.device):
         return GatedLinear(column_linear(weights, [gate, up]), gating.plain)
     if weights.dtype == float32:  # faster than a product with the activation on its way: tests/shard/test_gated.py
         return GatedLinear(column_linear(weights, [gate, up]), gating.exact)
+    if weights.sites.are_open:  # what is added comes before the activation
+        return GatedLinear(column_linear(weights, [gate, up]), partial(widened_times, times=gating.exact))
     gate_weight, up_weight = (weights.stack([part.weight_rows]) for part in (gate, up))
     gate_bias, up_bias = (read_bias(weights, [part]) for part in (gate, up))
     return PackedGatedLinear(gate_weight, up_weight, gate_bias, up_bias, gating.on_the_way)
@@ -100,8 +120,9 @@ def row_linear(weights: Weights, group: Group, name: str, shape: tuple[int, int]
     added = weights.whole(f"{name}.bias", shape[:1]) if bias else None
     bias_here = added if group.rank == 0 else None
     wanted = Slice(f"{name}.weight", shape, range(shape[0]), columns)
-    if not turned and (tiled := tiled_linear(weights, [wanted], bias_here)) is not None:
-        return RowLinear(tiled, group)
-    brief = packs(weights.dtype, weights.device)
-    weight = weights.columns(wanted.name, shape, columns, brief=brief, turned=turned)
-    return RowLinear(make_linear(weight, bias_here), group)
+    product: Linear | None = None if turned else tiled_linear(weights, [wanted], bias_here)
+    if product is None:
+        brief = packs(weights.dtype, weights.device)
+        product = make_linear(weights.columns(wanted.name, shape, columns, brief=brief, turned=turned), bias_here)
+    # What an adapter adds is a sum over the inputs, too: each rank adds its part of it.
+    return RowLinear(weights.sites.linear(product, [Portion(name, shape, range(shape[0]), columns)]), group)

@@ -180,7 +180,7 @@ def read_ends(source: Source[Any], embedding: str, head: str) -> tuple[Embedding
     if not config.tied:
         return embeds, read_head(weights, group, head, shape)
     weights.ignore(head)
-    return embeds, tied_head(weights, group, embedding, shape, embeds)
+    return embeds, tied_head(weights, group, (head, embedding), shape, embeds)
 
 
 def read_decoder(source: Source[Any], read_layer: Callable[[Source[Any], int], Layer],

@@ -45,7 +45,8 @@ class Mixture:
         gate = column_linear(source.weights, [
             Part(f"{name}.gate", (config.num_experts, config.hidden_size), range(config.num_experts), bias=False)])
         experts = [self._read(source, f"{name}.experts.{number}", names) for number in range(config.num_experts)]
-        self._experts = Experts(Router(gate, config.num_chosen, normalised=config.normalised), experts, source.group)
+        self._experts = Experts(Router(gate, config.num_chosen, normalised=config.normalised), experts, source.group,
+                                source.weights.sites.bearers)
         # What one token takes.
         self.products: list[Product] = [(gate, config.hidden_size)]
         for expert in experts[:config.num_chosen]:

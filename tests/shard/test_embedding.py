@@ -55,7 +55,7 @@ def test_the_first_rank_has_the_logits_of_the_whole_vocabulary(folder: Path, siz
 def test_logits_are_float32(folder: Path, dtype: torch.dtype) -> None:
     group = side_by_side(1, lambda group: group)[0]
     with Weights(folder, dtype, CPU) as weights:
-        head = tied_head(weights, group, "table", SHAPE, Embedding(weights, group, "table", SHAPE))
+        head = tied_head(weights, group, ("head", "table"), SHAPE, Embedding(weights, group, "table", SHAPE))
     hidden = torch.randn(2, HIDDEN, dtype=dtype)
     torch.testing.assert_close(head(hidden), (hidden @ TABLE.to(dtype).T).float())
 

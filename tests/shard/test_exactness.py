@@ -71,15 +71,14 @@ def test_attention_that_depends_on_the_cut_of_the_prompt_is_found(layer: Decoder
 def test_a_verdict_is_found_out_once(layer: Decoder, tmp_path: Path) -> None:
     kept, looked = Kept(tmp_path / "folder" / "machine.json"), []
 
-    class Looking:
-        def verdict(self) -> str:
-            looked.append(1)
-            return "something differs"
+    def verdict() -> str:
+        looked.append(1)
+        return "something differs"
 
     for _ in range(3):
-        assert examine(Looking(), Alone(), kept, "key") == "something differs"  # type: ignore[arg-type]
+        assert examine(verdict, Alone(), kept, "key") == "something differs"
     assert len(looked) == 1
-    examine(Looking(), Alone(), Forgotten(), "key")  # type: ignore[arg-type]
+    examine(verdict, Alone(), Forgotten(), "key")
     assert len(looked) == 2
 
 

@@ -1,0 +1,68 @@
+"""Adapters on disk, written by peft itself: what tests load, and their oracle.
+
+    adapter = tiny_adapter(base, rank=4, target_modules=["q_proj"])
+    oracle = with_adapter(base, adapter)
+"""
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+SPREAD = 0.3  # of an adapter's values: what it says is far from what its base says
+
+
+def tiny_adapter(base: Path, *, seed: int = 0, dtype: str = "float32", **config: Any) -> Path:
+    """A folder beside that of the base. `config` is that of peft; every linear but the head is a target unless it says
+    otherwise."""
+    asked = json.dumps([seed, dtype, config], sort_keys=True)
+    target = base.parent / f"{base.name}-adapter-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+    if not target.exists():
+        model = AutoModelForCausalLM.from_pretrained(base)
+        with unwarned():
+            adapted = get_peft_model(model, LoraConfig(**{"target_modules": linears(model)} | config))
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in adapted.named_parameters():
+            if re.search("lora_|modules_to_save", name):
+                width = min(parameter.shape) if "lora_" in name else parameter.shape[-1]
+                parameter.data.normal_(0, SPREAD * width ** -0.5, generator=generator)
+        with unwarned():
+            adapted.to(getattr(torch, dtype)).save_pretrained(target, save_embedding_layers=False)
+    return target
+
+
+def linears(model: nn.Module) -> list[str]:
+    """Names of all linears but the head."""
+    names = {name.rsplit(".", maxsplit=1)[-1] for name, part in model.named_modules()
+             if isinstance(part, nn.Linear | Conv1D)}
+    return sorted(names - {"lm_head", "embed_out"})
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """transformers warns peft of what will be gone some day."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@cache
+def with_adapter(base: Path, adapter: Path | None) -> PreTrainedModel:
+    """It goes on beyond the end token."""
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="float32")
+    model.generation_config.eos_token_id = None
+    if adapter is None:
+        return model
+    with unwarned():
+        return PeftModel.from_pretrained(model, adapter).eval()
