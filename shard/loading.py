@@ -13,6 +13,7 @@ import torch
 
 from shard.adapters import trial
 from shard.adapters.bearers import Bearers
+from shard.adapters.racks import Racks
 from shard.adapters.wardrobe import Wardrobe
 from shard.attention.backends import Attention, choose_attention, make_attention
 from shard.attention.variant import Variant
@@ -23,8 +24,8 @@ from shard.device import choose_device, count_sharing, count_threads
 from shard.distributed import Group, choose_backend, join
 from shard.exactness import Gate
 from shard.grammar import Grammars, read_grammars
-from shard.layers.adapted import Sites
 from shard.layers.linear import can_pack
+from shard.layers.sites import Sites
 from shard.machine import Forgotten, Kept, fingerprint
 from shard.memory import Available, Room, check_weights, gpu_room, host_room, read_gpu, read_host
 from shard.models.config import ModelConfig
@@ -84,8 +85,10 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     backend = choose_attention(config.attention, device.type)
     dtype = chosen_dtype(config, described.dtype, device, group, memory)
     check_room(num_bytes(folder, described, config.quantize, dtype), device, group, num_gpus)
-    bearers = Bearers(device)
-    sites = Sites(bearers if config.adaptable else None)
+    racks = Racks()
+    bearers = Bearers(device, racks)
+    changes = torch.float32 if device.type == "cpu" else dtype  # what adapters compute in
+    sites = Sites(bearers if config.adaptable else None, changes, device)
     with Weights(folder, dtype, device, described.quantization, config.quantize, sites=sites,
                  on_read=partial(on_progress, LOAD)) as weights:
         model = read_weights(weights, folder, described, group)
@@ -101,7 +104,7 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     on_progress(CHECK, 0, 0)
 
     def verdict() -> str:
-        return gate.verdict() or trial.verdict(sites.linears + sites.heads, dtype, device)
+        return gate.verdict() or trial.verdict(sites.linears + sites.heads, changes, device)
 
     inexact = examine(verdict, group, memory, fingerprint(shape))
     if inexact:
@@ -109,7 +112,7 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     grammars = read_grammars(folder, described.vocabulary_size) if group.rank == 0 else None
     sampler = Sampler(described.vocabulary_size, device, grammars)
     runner = Runner(model, attention, sampler, group, bearers, device=device)
-    wardrobe = Wardrobe(sites, dtype, device) if sites.all else None
+    wardrobe = Wardrobe(sites, racks, dtype, device) if sites.linears else None
     sharing = count_sharing(config.rank, config.world_size, num_gpus) if device.type == "cuda" else config.world_size
     return Loaded(config.model, model, attention, runner, group, device, dtype, inexact, grammars, wardrobe, sharing,
                   config.memory_fraction)

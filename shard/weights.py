@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shard.header import Entry, Shape
 from shard.index import list_files, some
-from shard.layers.adapted import Sites
+from shard.layers.sites import Sites
 from shard.layers.tiled import Buffers
 from shard.quantization.coded import Coded, Format, Slice
 from shard.quantization.quantized import Quantized

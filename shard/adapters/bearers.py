@@ -10,7 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shard.adapters.racks import Place, Racks, Shelf
+
 NONE = 0  # the number of no adapter
+# Rows are multiplied in tiles of so many, short ones filled up: then a row's bits are the same in any company.
+TILE = 4
 
 
 class Run(NamedTuple):
@@ -21,27 +25,42 @@ class Run(NamedTuple):
 
 
 class Band(NamedTuple):
-    """All rows that go by an adapter."""
+    """All rows that go by an adapter, rising."""
 
     adapter: int
-    rows: Tensor | None  # their places, rising; None: there are no others
+    rows: Tensor
+
+
+class Tiles(NamedTuple):
+    """Tiles of rows whose adapters hang side by side, one for each, or all of them of one adapter."""
+
+    shelf: Shelf
+    slots: range
+    rows: Tensor  # [tiles * TILE], where a short tile is filled up with any
+    held: Tensor | None  # those of them that are not; None: all
+    targets: Tensor  # [held]
 
 
 class Bearers:
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, racks: Racks) -> None:
         self.bands: tuple[Band, ...] = ()
+        self.tiles: tuple[Tiles, ...] = ()
         self._runs: Sequence[Run] = ()
         self._device = device
+        self._racks = racks
 
     @contextmanager
     def rows(self, runs: Sequence[Run]) -> Iterator[None]:
         """Of all rows that are computed meanwhile."""
-        before = self._runs, self.bands
-        self._runs, self.bands = runs, self._banded(runs)
+        before = self._runs, self.bands, self.tiles
+        members = rows_by_adapter(runs)
+        self._runs = runs
+        self.bands = tuple(Band(adapter, self._tensor(rows)) for adapter, rows in members.items())
+        self.tiles = tuple(self._tiled(members))
         try:
             yield
         finally:
-            self._runs, self.bands = before
+            self._runs, self.bands, self.tiles = before
 
     @contextmanager
     def chosen(self, places: Tensor) -> Iterator[None]:
@@ -53,14 +72,44 @@ class Bearers:
         with self.rows([Run(numbers[place], 1) for place in places.tolist()]):
             yield
 
-    def _banded(self, runs: Sequence[Run]) -> tuple[Band, ...]:
-        numbers = {run.adapter for run in runs}
-        if len(numbers) <= 1:
-            return tuple(Band(number, None) for number in numbers if number != NONE)
-        places: dict[int, list[int]] = {number: [] for number in sorted(numbers) if number != NONE}
-        first = 0
-        for number, length in runs:
-            if number != NONE:
-                places[number] += range(first, first + length)
-            first += length
-        return tuple(Band(number, torch.tensor(rows, device=self._device)) for number, rows in places.items())
+    def _tiled(self, members: dict[int, list[int]]) -> Iterator[Tiles]:
+        hanging = sorted((place, rows) for adapter, rows in members.items()
+                         if (place := self._racks.find(adapter)) is not None)
+        for side_by_side in neighbours(hanging):
+            first, last = side_by_side[0][0], side_by_side[-1][0]
+            yield self._tiles(first.shelf, range(first.slot, last.slot + 1), [rows for _, rows in side_by_side])
+
+    def _tiles(self, shelf: Shelf, slots: range, groups: list[list[int]]) -> Tiles:
+        rows: list[int] = []
+        held: list[int] = []
+        for group in groups:
+            held += range(len(rows), len(rows) + len(group))
+            rows += group + group[:1] * (-len(group) % TILE)
+        return Tiles(shelf, slots, self._tensor(rows), None if len(held) == len(rows) else self._tensor(held),
+                     self._tensor([row for group in groups for row in group]))
+
+    def _tensor(self, numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, device=self._device)
+
+
+def rows_by_adapter(runs: Sequence[Run]) -> dict[int, list[int]]:
+    members: dict[int, list[int]] = {}
+    first = 0
+    for adapter, length in runs:
+        if adapter != NONE:
+            members.setdefault(adapter, []).extend(range(first, first + length))
+        first += length
+    return members
+
+
+def neighbours(hanging: list[tuple[Place, list[int]]]) -> list[list[tuple[Place, list[int]]]]:
+    """Those that hang side by side and have no more than a tile of rows together; each of the others by itself."""
+    found: list[list[tuple[Place, list[int]]]] = []
+    for place, rows in hanging:
+        if found and len(rows) <= TILE:
+            before, others = found[-1][-1]
+            if len(others) <= TILE and before.shelf == place.shelf and before.slot + 1 == place.slot:
+                found[-1].append((place, rows))
+                continue
+        found.append([(place, rows)])
+    return found

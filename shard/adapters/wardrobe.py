@@ -1,101 +1,103 @@
-"""Adapters that are loaded: each is read and checked as a whole, and only then there for rows to go by.
+"""Adapters that are loaded: each is read and checked as a whole, and only then hung where rows can go by it.
 
 Knows nothing of steps, nor of who wants an adapter.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shard.adapters.racks import Racks
 from shard.adapters.tensors import AdapterTensors, opened_adapter
 from shard.errors import Refused
-from shard.layers.adapted import Addition, Change, Portion, Replacement, Site, Sites, addition
+from shard.layers.adapted import Part, Site
 from shard.layers.linear import make_linear
+from shard.layers.sites import EmbeddingSite, Sites
+
+
+class Narrow(NamedTuple):
+    """What is added to a part of a linear."""
+
+    site: Site
+    part: int
+    down: Tensor  # [rank, in]
+    up: Tensor  # [out, rank]
+
+
+class Other(NamedTuple):
+    """What stands for a head."""
+
+    site: Site
+    weight: Tensor  # [out, in]
 
 
 class Wardrobe:
-    def __init__(self, sites: Sites, dtype: torch.dtype, device: torch.device) -> None:
-        """For the products of a model that computes in `dtype`."""
+    def __init__(self, sites: Sites, racks: Racks, dtype: torch.dtype, device: torch.device) -> None:
+        """For a model that computes in `dtype`; what it is changed to is for the sites to know."""
         self._sites = sites
+        self._racks = racks
         self._dtype, self._device = dtype, device
 
     def load(self, number: int, folder: Path) -> int:
-        """The bytes that it takes. From any thread. Raises Refused, and then nothing has changed."""
+        """The bytes that it takes. From one thread at a time. Raises Refused, and then nothing has changed."""
         try:
             with opened_adapter(folder) as tensors:
-                changes = [(site, change) for site, change in self._read(tensors) if change is not None]
+                others = [other for site in self._sites.heads if (other := other_head(site, tensors)) is not None]
+                narrow = [found for site in self._sites.linears + self._sites.heads
+                          for found in narrow_parts(site, tensors)]
+                embeddings = [(site, tensors.whole(site.module, site.shape),
+                               tensors.matrices(site.module, site.shape[::-1])) for site in self._sites.embeddings]
                 tensors.check_claimed()
         except ValueError as error:
             raise Refused(str(error)) from None
-        for site, change in changes:
-            site.put(number, change)
-        return sum(change.num_bytes for _, change in changes)
+        try:
+            num_bytes = self._hang(number, narrow) + sum(self._replace(number, other) for other in others)
+            for embedding, weight, matrices in embeddings:
+                if weight is not None:
+                    num_bytes += embedding.replace(number, weight)
+                if matrices is not None:
+                    num_bytes += embedding.add(number, *matrices)
+        except (MemoryError, RuntimeError) as error:  # which is what torch says when there is none
+            self.unload(number)
+            raise Refused(f"there is no memory for the adapter in {folder}: {str(error).splitlines()[0]}") from None
+        return num_bytes
 
     def unload(self, number: int) -> None:
-        """From any thread, when no step uses it any more."""
-        for site in self._sites.all:
-            site.remove(number)
+        """From the same threads, when no step uses it any more."""
+        if (place := self._racks.find(number)) is not None:
+            self._racks.free(number)
+            for site in self._sites.linears + self._sites.heads:
+                site.clear(place)
+        changed: list[Site | EmbeddingSite] = [*self._sites.heads, *self._sites.embeddings]
+        for head_or_embedding in changed:
+            head_or_embedding.restore(number)
 
-    def _read(self, tensors: AdapterTensors) -> Iterator[tuple[Site, Change | None]]:
-        for site in self._sites.linears:
-            yield site, self._addition(site.portions, tensors)
-        for site in self._sites.heads:
-            yield site, self._other_head(site.portions[0], tensors) or self._addition(site.portions, tensors)
-        for site in self._sites.embeddings:
-            yield site, self._embedding(site.portions[0], tensors)
+    def _hang(self, number: int, narrow: list[Narrow]) -> int:
+        if not narrow:
+            return 0
+        place = self._racks.take(number, max(len(one.down) for one in narrow))
+        return sum(site.put(place, part, down, up) for site, part, down, up in narrow)
 
-    def _addition(self, portions: Sequence[Portion], tensors: AdapterTensors) -> Addition | None:
-        """For products side by side. Their first matrices stand one below the other, and what is multiplied with that
-        makes for each product its own outputs only:
-
-            | up of q |    0    |    0    |       | down of q |
-            |    0    | up of k |    0    |   x   | down of k |
-            |    0    |    0    | up of v |       | down of v |
-        """
-        found = {portion.module: tensors.matrices(portion.module, portion.shape) for portion in portions}
-        matrices = {module: both for module, both in found.items() if both is not None}
-        if not matrices:
-            return None
-        inputs = portions[0].inputs
-        down = torch.cat([both.down[:, inputs.start:inputs.stop] for both in matrices.values()])
-        columns = dict(zip(matrices, spans(len(both.down) for both in matrices.values()), strict=True))
-        up = torch.zeros(sum(len(portion.outputs) for portion in portions), len(down))
-        for portion, rows in zip(portions, spans(len(portion.outputs) for portion in portions), strict=True):
-            if portion.module in matrices:
-                held = matrices[portion.module].up[portion.outputs.start:portion.outputs.stop]
-                mine = columns[portion.module]
-                up[rows.start:rows.start + len(held), mine.start:mine.stop] = held
-        return addition(self._placed(down), self._placed(up))
-
-    def _other_head(self, portion: Portion, tensors: AdapterTensors) -> Replacement | None:
-        saved = tensors.whole(portion.module, portion.shape)
-        if saved is None:
-            return None
-        held = saved[portion.outputs.start:portion.outputs.stop]
-        weight = self._placed(functional.pad(held, (0, 0, 0, len(portion.outputs) - len(held))))
-        return Replacement(make_linear(weight), weight.nbytes)
-
-    def _embedding(self, portion: Portion, tensors: AdapterTensors) -> Change | None:
-        """Its rows are looked up, and so are those of an addition's first matrix."""
-        saved = tensors.whole(portion.module, portion.shape[::-1])
-        if saved is not None:
-            weight = self._placed(saved)
-            return Replacement(partial(weight.index_select, 0), weight.nbytes)
-        both = tensors.matrices(portion.module, portion.shape)
-        if both is None:
-            return None
-        rows, up = self._placed(both.down.mT), self._placed(both.up)
-        return Addition(partial(rows.index_select, 0), make_linear(up), rows.nbytes + up.nbytes)
-
-    def _placed(self, weight: Tensor) -> Tensor:
-        return weight.to(self._device, self._dtype).contiguous()
+    def _replace(self, number: int, other: Other) -> int:
+        weight = other.weight.to(self._device, self._dtype)
+        other.site.replace(number, make_linear(weight))
+        return weight.nbytes
 
 
-def spans(lengths: Iterable[int]) -> list[range]:
-    """One behind the other."""
-    return [range(first, last) for first, last in pairwise(accumulate(lengths, initial=0))]
+def narrow_parts(site: Site, tensors: AdapterTensors) -> list[Narrow]:
+    found = [(number, part, tensors.matrices(part.module, part.shape)) for number, part in enumerate(site.parts)]
+    return [Narrow(site, number, *part.mine(*matrices)) for number, part, matrices in found if matrices is not None]
+
+
+def other_head(site: Site, tensors: AdapterTensors) -> Other | None:
+    """Of this rank's part of the vocabulary, and zeros beyond its end."""
+    part: Part = site.parts[0]
+    saved = tensors.whole(part.module, part.shape)
+    if saved is None:
+        return None
+    outputs = part.portions[0].outputs
+    held = saved[outputs.start:outputs.stop]
+    return Other(site, functional.pad(held, (0, 0, 0, len(outputs) - len(held))))

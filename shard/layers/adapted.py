@@ -1,18 +1,20 @@
 """Products that adapters change: for the rows that go by one, something is added, or another weight is taken.
 
-A row's bits do not depend on the others: the rows of an adapter are multiplied together, by products such that a row's
-bits are its own, and what comes out is added to each by itself. Knows nothing of files, sequences or steps.
+What is added is made by two narrow matrices. Those of adapters that hang side by side lie in one tensor, and rows are
+multiplied in tiles of one size: a row's bits do not depend on the others. Knows nothing of files, sequences or steps.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from shard.adapters.bearers import Bearers
-from shard.layers.linear import Linear, make_linear
+from shard.adapters.bearers import TILE, Bearers, Tiles
+from shard.adapters.racks import WIDTH, Place, Shelf
+from shard.layers.linear import Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,76 +27,117 @@ class Portion:
     inputs: range
 
 
-class Change(Protocol):
-    """What one adapter does to one product."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """All that a product makes of one of the checkpoint's, side by side."""
 
-    num_bytes: int
+    portions: tuple[Portion, ...]
+    columns: range  # of what the product makes
 
-    def apply(self, x: Tensor, y: Tensor, rows: Tensor | None) -> None:
-        """To these rows of what the product made of `x`, or to all."""
+    @property
+    def module(self) -> str:
+        return self.portions[0].module
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.portions[0].shape
 
-class Addition:
-    """The product of two narrow matrices; of an embedding the first is looked up."""
-
-    def __init__(self, down: Linear, up: Linear, num_bytes: int) -> None:
-        self._down, self._up = down, up
-        self.num_bytes = num_bytes
-
-    def apply(self, x: Tensor, y: Tensor, rows: Tensor | None) -> None:
-        if rows is None:
-            y.add_(self._added(x))
-        else:
-            y.index_add_(0, rows, self._added(x.index_select(0, rows)).to(y.dtype))
-
-    def _added(self, x: Tensor) -> Tensor:
-        if len(x) == 1:  # alone, a row may be computed in another way
-            return self._added(torch.cat((x, x)))[:1]
-        return self._up(self._down(x))
+    def mine(self, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's of an adapter's matrices."""
+        inputs, outputs = self.portions[0].inputs, torch.zeros(len(self.columns), up.shape[1])
+        first = 0
+        for portion in self.portions:
+            held = up[portion.outputs.start:portion.outputs.stop]
+            outputs[first:first + len(held)] = held
+            first += len(portion.outputs)
+        return down[:, inputs.start:inputs.stop], outputs
 
 
-def addition(down: Tensor, up: Tensor) -> Addition:
-    """`down: [rank, in]`, `up: [out, rank]`"""
-    return Addition(make_linear(down), make_linear(up), down.nbytes + up.nbytes)
+class Stack(NamedTuple):
+    """The matrices of all adapters on a shelf, zeros where none hangs or its rank is smaller."""
 
-
-class Replacement:
-    """Another weight in the place of the model's."""
-
-    def __init__(self, product: Linear, num_bytes: int) -> None:
-        self._product = product
-        self.num_bytes = num_bytes
-
-    def apply(self, x: Tensor, y: Tensor, rows: Tensor | None) -> None:
-        if rows is None:
-            y.copy_(self._product(x))
-        else:
-            y.index_copy_(0, rows, self._product(x.index_select(0, rows)))
+    down: Tensor  # [WIDTH, size, in]
+    up: Tensor  # [WIDTH, out, size]
 
 
 class Site:
-    """A product of a model, and what every adapter that is loaded does to it."""
+    """A linear of a model, and what every adapter that is loaded adds to it, or takes in its place."""
 
-    def __init__(self, bearers: Bearers, portions: Sequence[Portion]) -> None:
-        self.portions = portions
+    def __init__(self, bearers: Bearers, portions: Sequence[Portion], dtype: torch.dtype, device: torch.device) -> None:
+        self.parts = parts_of(portions)
         self._bearers = bearers
-        self._changes: dict[int, Change] = {}
+        self._dtype, self._device = dtype, device
+        self._stacks: dict[tuple[Shelf, int], Stack] = {}
+        self._others: dict[int, Linear] = {}
 
-    def put(self, adapter: int, change: Change) -> None:
-        """No row goes by it yet."""
-        self._changes[adapter] = change
+    def put(self, place: Place, part: int, down: Tensor, up: Tensor) -> int:
+        """`down: [rank, in]`, `up: [out, rank]`. No row goes by it yet. The bytes that it takes."""
+        stack = self._stack(place.shelf, part)
+        for room, matrix in ((stack.down[place.slot], down), (stack.up[place.slot], up)):
+            room.zero_()
+            room[:matrix.shape[0], :matrix.shape[1]] = matrix
+        return stack.down[0].nbytes + stack.up[0].nbytes
 
-    def remove(self, adapter: int) -> None:
+    def clear(self, place: Place) -> None:
         """No row goes by it any more."""
-        self._changes.pop(adapter, None)
+        for (shelf, _), stack in self._stacks.items():
+            if shelf == place.shelf:
+                stack.down[place.slot].zero_()
+
+    def replace(self, adapter: int, linear: Linear) -> None:
+        """Rows of this adapter take it in the place of the model's."""
+        self._others[adapter] = linear
+
+    def restore(self, adapter: int) -> None:
+        self._others.pop(adapter, None)
 
     def changed(self, x: Tensor, y: Tensor) -> Tensor:
         """`y`, which the product made of `x`, changed in place."""
-        for band in self._bearers.bands:
-            change = self._changes.get(band.adapter)
-            if change is not None:
-                change.apply(x, y, band.rows)
+        for tiles in self._bearers.tiles:
+            self._add(tiles, x, y)
+        if self._others:
+            for band in self._bearers.bands:
+                if (other := self._others.get(band.adapter)) is not None:
+                    y.index_copy_(0, band.rows, other(x.index_select(0, band.rows)))
         return y
+
+    def _add(self, tiles: Tiles, x: Tensor, y: Tensor) -> None:
+        stacks = [(part, stack) for number, part in enumerate(self.parts)
+                  if (stack := self._stacks.get((tiles.shelf, number))) is not None]
+        if not stacks:
+            return
+        rows = x.index_select(0, tiles.rows).to(self._dtype).view(-1, TILE, x.shape[1])
+        for part, stack in stacks:
+            added = multiplied(multiplied(rows, stack.down, tiles.slots), stack.up, tiles.slots).flatten(0, 1)
+            if tiles.held is not None:
+                added = added.index_select(0, tiles.held)
+            y[:, part.columns.start:part.columns.stop].index_add_(0, tiles.targets, added.to(y.dtype))
+
+    def _stack(self, shelf: Shelf, part: int) -> Stack:
+        """Memory that nobody has written to is not there yet."""
+        if (shelf, part) not in self._stacks:
+            num_inputs, num_outputs = len(self.parts[part].portions[0].inputs), len(self.parts[part].columns)
+            self._stacks[shelf, part] = Stack(
+                torch.zeros(WIDTH, shelf.size, num_inputs, dtype=self._dtype, device=self._device),
+                torch.zeros(WIDTH, num_outputs, shelf.size, dtype=self._dtype, device=self._device))
+        return self._stacks[shelf, part]
+
+
+def parts_of(portions: Sequence[Portion]) -> list[Part]:
+    found: list[Part] = []
+    first = 0
+    for _, group in groupby(portions, key=lambda portion: portion.module):
+        same = tuple(group)
+        last = first + sum(len(portion.outputs) for portion in same)
+        found.append(Part(same, range(first, last)))
+        first = last
+    return found
+
+
+def multiplied(tiles: Tensor, matrices: Tensor, slots: range) -> Tensor:
+    """`tiles: [tiles, TILE, in]` with `matrices: [WIDTH, out, in]`, each with its own or all with the same."""
+    mine = matrices[slots.start:slots.stop].mT
+    return torch.bmm(tiles, mine if len(slots) == len(tiles) else mine.expand(len(tiles), -1, -1))
 
 
 class AdaptedLinear:
@@ -104,43 +147,3 @@ class AdaptedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._site.changed(x, self._linear(x))
-
-
-class Sites:
-    """The products of one rank's model that adapters may change."""
-
-    def __init__(self, bearers: Bearers | None = None) -> None:
-        """Without bearers there are none, and no product costs anything more."""
-        self.bearers = bearers
-        self.linears: list[Site] = []
-        self.heads: list[Site] = []
-        self.embeddings: list[Site] = []
-
-    @property
-    def are_open(self) -> bool:
-        return self.bearers is not None
-
-    @property
-    def all(self) -> list[Site]:
-        return self.linears + self.heads + self.embeddings
-
-    def linear(self, linear: Linear, portions: Sequence[Portion]) -> Linear:
-        return self._adapted(linear, portions, self.linears)
-
-    def head(self, linear: Linear, portion: Portion) -> Linear:
-        return self._adapted(linear, [portion], self.heads)
-
-    def embedding(self, module: str, shape: tuple[int, int]) -> Site | None:
-        """`shape: [vocabulary, width]`. The whole of it on every rank: rows are changed when they have been summed."""
-        if self.bearers is None:
-            return None
-        site = Site(self.bearers, [Portion(module, shape[::-1], range(shape[1]), range(shape[0]))])
-        self.embeddings.append(site)
-        return site
-
-    def _adapted(self, linear: Linear, portions: Sequence[Portion], kind: list[Site]) -> Linear:
-        if self.bearers is None:
-            return linear
-        site = Site(self.bearers, portions)
-        kind.append(site)
-        return AdaptedLinear(linear, site)

@@ -48,7 +48,7 @@ def refused(loom: Loom, folder: Path) -> str:
     with pytest.raises(Refused) as complaint:
         loom.load_adapter(1, folder)
     assert list(loom.everywhere("info")[0].loaded_adapters) == []
-    assert not any(site._changes for site in loom.workers[0]._loaded.wardrobe._sites.all)
+    assert loom.workers[0]._loaded.wardrobe._racks.find(1) is None
     return str(complaint.value)
 
 

@@ -13,6 +13,7 @@ from weaving import Loom, Thread
 
 from router.request import Request, Resource
 from shard.errors import Refused
+from shard.layers.adapted import Site
 
 LENGTH = 16
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -72,9 +73,13 @@ def test_it_says_what_peft_says(base: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_share_it(base: Path, ranks: int) -> None:
-    says_what_peft_says(base, tiny_adapter(base, r=4), ranks=ranks)
+def test_two_ranks_share_it(base: Path) -> None:
+    says_what_peft_says(base, tiny_adapter(base, r=4), ranks=2)
+
+
+@pytest.mark.long
+def test_four_ranks_share_it(base: Path) -> None:
+    says_what_peft_says(base, tiny_adapter(base, r=4), ranks=4)
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +212,26 @@ def test_one_that_was_unloaded_is_gone_and_its_number_can_be_another(llama: Path
         loom.load_adapter(1, eight[1])
         heard = loom.weave([Thread(ask(1, 20))])[0]
     assert heard.tokens == answer(llama, eight[1], prompt(20, 1), LENGTH)
+
+
+def test_one_for_which_there_is_no_memory_leaves_nothing_behind(
+        llama: Path, eight: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of its parts does not fit."""
+    put, count = Site.put, iter(range(13, -1, -1))
+
+    def put_until_it_is_full(self: Site, *arguments: Any) -> int:
+        if next(count):
+            return put(self, *arguments)
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes.\nMore")
+
+    with Loom(llama, adaptable=True) as loom:
+        with monkeypatch.context() as patch:
+            patch.setattr(Site, "put", put_until_it_is_full)
+            with pytest.raises(Refused, match=r"there is no memory for the adapter in .*tried to allocate 5 bytes"):
+                loom.load_adapter(1, eight[0])
+        assert list(loom.everywhere("info")[0].loaded_adapters) == []
+        loom.load_adapter(1, eight[1])
+        assert loom.weave([Thread(ask(1, 20))])[0].tokens == answer(llama, eight[1], prompt(20, 1), LENGTH)
 
 
 def test_without_adapters_none_is_taken(llama: Path, eight: list[Path]) -> None:

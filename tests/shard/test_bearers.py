@@ -1,0 +1,68 @@
+"""Every row that goes by an adapter is in one tile of its adapter, and no other row is in any."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shard.adapters.bearers import NONE, TILE, Bearers, Run
+from shard.adapters.racks import Racks
+
+CPU = torch.device("cpu")
+RUNS = st.lists(st.builds(Run, st.integers(0, 6), st.integers(1, 11)), min_size=1, max_size=12)
+
+
+def made(ranks: dict[int, int]) -> Bearers:
+    racks = Racks()
+    for adapter, rank in ranks.items():
+        racks.take(adapter, rank)
+    return Bearers(CPU, racks)
+
+
+@given(RUNS, st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
+def test_tiles_hold_each_row_once_under_its_adapter(runs: list[Run], ranks: dict[int, int]) -> None:
+    bearers = made(ranks)
+    expected = {row: adapter for row, adapter in enumerate(run.adapter for run in runs for _ in range(run.length))
+                if adapter in ranks}
+    by_place = {bearers._racks.find(adapter): adapter for adapter in ranks}
+    found: dict[int, int] = {}
+    with bearers.rows(runs):
+        for tiles in bearers.tiles:
+            rows = tiles.rows.tolist()
+            held = range(len(rows)) if tiles.held is None else tiles.held.tolist()
+            assert [rows[place] for place in held] == tiles.targets.tolist()
+            assert len(tiles.slots) in {1, len(rows) // TILE}
+            for place in held:
+                slot = tiles.slots[place // TILE if len(tiles.slots) > 1 else 0]
+                found[rows[place]] = next(adapter for at, adapter in by_place.items()
+                                          if at is not None and (at.shelf, at.slot) == (tiles.shelf, slot))
+        assert sum(len(tiles.targets) for tiles in bearers.tiles) == len(expected)
+    assert found == expected
+    assert bearers.tiles == ()
+
+
+@given(RUNS, st.data())
+def test_some_rows_in_another_order_keep_their_adapters(runs: list[Run], data: st.DataObject) -> None:
+    bearers = made({})
+    adapters = [run.adapter for run in runs for _ in range(run.length)]
+    places = data.draw(st.lists(st.integers(0, len(adapters) - 1), min_size=1, max_size=20))
+    with bearers.rows(runs), bearers.chosen(torch.tensor(places)):
+        found = {row: band.adapter for band in bearers.bands for row in band.rows.tolist()}
+    assert found == {row: adapters[place] for row, place in enumerate(places) if adapters[place] != NONE}
+
+
+def test_who_hangs_side_by_side_is_multiplied_together() -> None:
+    bearers = made(dict.fromkeys((1, 2, 3, 4), 8) | {5: 16})
+    with bearers.rows([Run(number, 1) for number in (3, 0, 5, 1, 2)]):
+        assert [(tiles.shelf.size, tiles.slots) for tiles in bearers.tiles] == [(8, range(3)), (16, range(1))]
+    with bearers.rows([Run(1, 1), Run(3, 1)]):
+        assert [tiles.slots for tiles in bearers.tiles] == [range(1), range(2, 3)]
+    with bearers.rows([Run(1, 9), Run(2, 1)]):
+        assert [(tiles.slots, len(tiles.rows)) for tiles in bearers.tiles] == [(range(1), 12), (range(1, 2), 4)]
+
+
+def test_what_was_said_before_holds_again() -> None:
+    bearers = made({1: 8})
+    with bearers.rows([Run(1, 2)]):
+        with bearers.rows([Run(0, 2)]):
+            assert not bearers.bands
+        assert bearers.bands[0].rows.tolist() == [0, 1]
