@@ -129,7 +129,6 @@ def bench(settings: Settings = Settings()) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = make(settings.shape, Path(settings.folder or temporary) / settings.shape)
         loaded = load(ShardConfig(model=str(folder), adaptable=True))
-        assert loaded.wardrobe is not None
         for number in range(1, max(settings.adapters) + 1):
             rank = settings.ranks[number % len(settings.ranks)]
             loaded.wardrobe.load(number, make_adapter(settings.shape, rank, Path(temporary) / "adapter"))

@@ -11,9 +11,6 @@ from pathlib import Path
 
 import torch
 
-from shard.adapters import trial
-from shard.adapters.bearers import Bearers
-from shard.adapters.racks import Racks
 from shard.adapters.wardrobe import Wardrobe
 from shard.attention.backends import Attention, choose_attention, make_attention
 from shard.attention.variant import Variant
@@ -25,7 +22,6 @@ from shard.distributed import Group, choose_backend, join
 from shard.exactness import Gate
 from shard.grammar import Grammars, read_grammars
 from shard.layers.linear import can_pack
-from shard.layers.sites import Sites
 from shard.machine import Forgotten, Kept, fingerprint
 from shard.memory import Available, Room, check_weights, gpu_room, host_room, read_gpu, read_host
 from shard.models.config import ModelConfig
@@ -52,7 +48,7 @@ class Loaded:
     dtype: torch.dtype
     inexact: str  # why answers may depend on their company, or nothing
     grammars: Grammars | None  # on rank 0, if the model's tokenizer can be used
-    wardrobe: Wardrobe | None  # if adapters can be loaded
+    wardrobe: Wardrobe
     num_sharing: int  # shards that take their cache from the same memory
     memory_fraction: float | None
 
@@ -85,11 +81,8 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     backend = choose_attention(config.attention, device.type)
     dtype = chosen_dtype(config, described.dtype, device, group, memory)
     check_room(num_bytes(folder, described, config.quantize, dtype), device, group, num_gpus)
-    racks = Racks()
-    bearers = Bearers(device, racks)
-    changes = torch.float32 if device.type == "cpu" else dtype  # what adapters compute in
-    sites = Sites(bearers if config.adaptable else None, changes, device)
-    with Weights(folder, dtype, device, described.quantization, config.quantize, sites=sites,
+    wardrobe = Wardrobe(dtype, device, adaptable=config.adaptable)
+    with Weights(folder, dtype, device, described.quantization, config.quantize, sites=wardrobe.sites,
                  on_read=partial(on_progress, LOAD)) as weights:
         model = read_weights(weights, folder, described, group)
     log.info("loaded %s in %s on %s", described.architecture, name(dtype), device)
@@ -102,17 +95,12 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     varied = model.cut(model.num_varied)
     gate = Gate(varied, described, attention, partial(make_cache, varied, 16, dtype=dtype, device=device), device)
     on_progress(CHECK, 0, 0)
-
-    def verdict() -> str:
-        return gate.verdict() or trial.verdict(sites.linears + sites.heads, changes, device)
-
-    inexact = examine(verdict, group, memory, fingerprint(shape))
+    inexact = examine(lambda: gate.verdict() or wardrobe.verdict(), group, memory, fingerprint(shape))
     if inexact:
         log.warning("answers may depend on what else is served at the same time: %s", inexact)
     grammars = read_grammars(folder, described.vocabulary_size) if group.rank == 0 else None
     sampler = Sampler(described.vocabulary_size, device, grammars)
-    runner = Runner(model, attention, sampler, group, bearers, device=device)
-    wardrobe = Wardrobe(sites, racks, dtype, device) if sites.linears else None
+    runner = Runner(model, attention, sampler, group, wardrobe.bearers, device=device)
     sharing = count_sharing(config.rank, config.world_size, num_gpus) if device.type == "cuda" else config.world_size
     return Loaded(config.model, model, attention, runner, group, device, dtype, inexact, grammars, wardrobe, sharing,
                   config.memory_fraction)

@@ -58,7 +58,7 @@ class ModelWorker:
             world_size=loaded.group.size, epoch=self._epoch, vocabulary_size=limits.vocabulary_size,
             max_positions=limits.max_positions, tokens_per_step=limits.tokens_per_step, mixed_steps=limits.mixed_steps,
             exact=not loaded.inexact, grammars=self._takes_grammars,
-            loaded_grammars=sorted(numbers[pb.KIND_GRAMMAR]), adapters=loaded.wardrobe is not None,
+            loaded_grammars=sorted(numbers[pb.KIND_GRAMMAR]), adapters=loaded.wardrobe.is_open,
             loaded_adapters=sorted(numbers[pb.KIND_ADAPTER]), warmup=self._warmup)
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
@@ -147,7 +147,7 @@ class ModelWorker:
 
     def _load(self, request: pb.LoadRequest) -> int:
         loaded = self._loaded
-        if request.kind == pb.KIND_ADAPTER and loaded.wardrobe is not None:
+        if request.kind == pb.KIND_ADAPTER and loaded.wardrobe.is_open:
             return loaded.wardrobe.load(request.id, Path(request.source))
         if request.kind != pb.KIND_GRAMMAR or not self._takes_grammars:
             raise Refused(f"this shard takes no {pb.Kind.Name(request.kind)}")
@@ -161,7 +161,7 @@ class ModelWorker:
 
     def unload(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
         self.ledger.unload(request)
-        if request.kind == pb.KIND_ADAPTER and self._loaded.wardrobe is not None:
+        if request.kind == pb.KIND_ADAPTER:
             self._loaded.wardrobe.unload(request.id)
         if request.kind == pb.KIND_GRAMMAR and self._loaded.grammars is not None:
             self._loaded.grammars.unload(request.id)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shard.adapters import trial
+from shard.adapters.bearers import Bearers
 from shard.adapters.racks import Racks
 from shard.adapters.tensors import AdapterTensors, opened_adapter
 from shard.errors import Refused
@@ -35,21 +37,34 @@ class Other(NamedTuple):
 
 
 class Wardrobe:
-    def __init__(self, sites: Sites, racks: Racks, dtype: torch.dtype, device: torch.device) -> None:
-        """For a model that computes in `dtype`; what it is changed to is for the sites to know."""
-        self._sites = sites
-        self._racks = racks
+    """Give `sites` to who reads the model, and `bearers` to who runs it."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, *, adaptable: bool) -> None:
+        """For a model that computes in `dtype`."""
+        self._racks = Racks()
         self._dtype, self._device = dtype, device
+        self._computing = torch.float32 if device.type == "cpu" else dtype  # in what adapters do
+        self.bearers = Bearers(device, self._racks)
+        self.sites = Sites(self.bearers if adaptable else None, self._computing, device)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the model, which was read, takes any adapter."""
+        return bool(self.sites.linears)
+
+    def verdict(self) -> str:
+        """Why what adapters add depends on company, or nothing."""
+        return trial.verdict(self.sites.linears + self.sites.heads, self._computing, self._device)
 
     def load(self, number: int, folder: Path) -> int:
         """The bytes that it takes. From one thread at a time. Raises Refused, and then nothing has changed."""
         try:
             with opened_adapter(folder) as tensors:
-                others = [other for site in self._sites.heads if (other := other_head(site, tensors)) is not None]
-                narrow = [found for site in self._sites.linears + self._sites.heads
+                others = [other for site in self.sites.heads if (other := other_head(site, tensors)) is not None]
+                narrow = [found for site in self.sites.linears + self.sites.heads
                           for found in narrow_parts(site, tensors)]
                 embeddings = [(site, tensors.whole(site.module, site.shape),
-                               tensors.matrices(site.module, site.shape[::-1])) for site in self._sites.embeddings]
+                               tensors.matrices(site.module, site.shape[::-1])) for site in self.sites.embeddings]
                 tensors.check_claimed()
         except ValueError as error:
             raise Refused(str(error)) from None
@@ -69,9 +84,9 @@ class Wardrobe:
         """From the same threads, when no step uses it any more."""
         if (place := self._racks.find(number)) is not None:
             self._racks.free(number)
-            for site in self._sites.linears + self._sites.heads:
+            for site in self.sites.linears + self.sites.heads:
                 site.clear(place)
-        changed: list[Site | EmbeddingSite] = [*self._sites.heads, *self._sites.embeddings]
+        changed: list[Site | EmbeddingSite] = [*self.sites.heads, *self.sites.embeddings]
         for head_or_embedding in changed:
             head_or_embedding.restore(number)
 

@@ -7,8 +7,10 @@ multiplied in tiles of one size: a row's bits do not depend on the others. Knows
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,13 +116,19 @@ class Site:
             y[:, part.columns.start:part.columns.stop].index_add_(0, tiles.targets, added.to(y.dtype))
 
     def _stack(self, shelf: Shelf, part: int) -> Stack:
-        """Memory that nobody has written to is not there yet."""
         if (shelf, part) not in self._stacks:
             num_inputs, num_outputs = len(self.parts[part].portions[0].inputs), len(self.parts[part].columns)
-            self._stacks[shelf, part] = Stack(
-                torch.zeros(WIDTH, shelf.size, num_inputs, dtype=self._dtype, device=self._device),
-                torch.zeros(WIDTH, num_outputs, shelf.size, dtype=self._dtype, device=self._device))
+            self._stacks[shelf, part] = Stack(*(
+                zeros(shape, self._dtype, self._device)
+                for shape in ((WIDTH, shelf.size, num_inputs), (WIDTH, num_outputs, shelf.size))))
         return self._stacks[shelf, part]
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On a CPU such that memory to which nobody has written is not taken yet; torch's own are all written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def parts_of(portions: Sequence[Portion]) -> list[Part]:

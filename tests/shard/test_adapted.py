@@ -1,5 +1,8 @@
 """What is added to a row is the product of its adapter's matrices, to the same bits in any company."""
 
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -80,3 +83,17 @@ def test_the_gate_finds_a_product_whose_bits_depend_on_company(monkeypatch: pyte
     monkeypatch.setattr("shard.layers.adapted.multiplied", spoiled)
     assert "adds to a product of 48 inputs and 12 outputs has other bits" in trial.verdict(
         [WORLD.site], torch.float32, CPU)
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def test_an_adapter_takes_the_memory_of_one_though_there_is_room_for_more() -> None:
+    racks = Racks()
+    site = Site(Bearers(CPU, racks), [Portion("q", (4096, 4096), range(4096), range(4096))], torch.float32, CPU)
+    down, up = torch.randn(64, 4096), torch.randn(4096, 64)
+    before = resident()
+    assert site.put(racks.take(1, 64), 0, down, up) == down.nbytes + up.nbytes
+    assert resident() - before < 3 * (down.nbytes + up.nbytes)
