@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def unwarned() -> Iterator[None]:
         yield
 
 
-@cache
+@lru_cache(maxsize=4)
 def with_adapter(base: Path, adapter: Path | None) -> PreTrainedModel:
     """It goes on beyond the end token."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype="float32")

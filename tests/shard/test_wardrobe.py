@@ -72,14 +72,17 @@ def test_it_says_what_peft_says(base: Path) -> None:
     says_what_peft_says(base, tiny_adapter(base, r=4))
 
 
-@pytest.mark.slow
-def test_two_ranks_share_it(base: Path) -> None:
-    says_what_peft_says(base, tiny_adapter(base, r=4), ranks=2)
-
-
 @pytest.mark.long
-def test_four_ranks_share_it(base: Path) -> None:
-    says_what_peft_says(base, tiny_adapter(base, r=4), ranks=4)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_share_it(base: Path, ranks: int) -> None:
+    says_what_peft_says(base, tiny_adapter(base, r=4), ranks=ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt2", "falcon", "mixtral", "phi3"])
+def test_two_ranks_share_products_of_every_kind(family: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    base = tiny_checkpoint(tmp_path_factory.getbasetemp(), family, **FAMILIES[family] | HEADS)
+    says_what_peft_says(base, tiny_adapter(base, r=4), ranks=2)
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +110,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=list(CONFIGS))
-def test_what_its_config_says_counts(llama: Path, config: dict[str, Any], ranks: int) -> None:
-    says_what_peft_says(llama, tiny_adapter(llama, **config), ranks=ranks)
+def test_what_its_config_says_counts(llama: Path, config: dict[str, Any]) -> None:
+    says_what_peft_says(llama, tiny_adapter(llama, **config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["only some products", "the embedding", "the head", "both"])
+def test_two_ranks_do_what_its_config_says(llama: Path, name: str) -> None:
+    says_what_peft_says(llama, tiny_adapter(llama, **CONFIGS[name]), ranks=2)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -154,7 +162,7 @@ def all_right(llama: Path, eight: list[Path], loom: Loom, **settings: Any) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("settings", [
     {}, {"max_batch_prefill_tokens": 48}, {"prefill_policy": "pause", "look_ahead": 1}, {"losses": (3, 9)},
 ], ids=["mixed", "chunked", "paused", "lost"])
@@ -162,6 +170,12 @@ def test_eight_adapters_and_the_base_in_one_step(
         llama: Path, eight: list[Path], ranks: int, settings: dict[str, Any]) -> None:
     with Loom(llama, ranks, adaptable=True) as loom:
         all_right(llama, eight, loom, **settings)
+
+
+@pytest.mark.slow
+def test_eight_adapters_on_two_ranks(llama: Path, eight: list[Path]) -> None:
+    with Loom(llama, 2, adaptable=True) as loom:
+        all_right(llama, eight, loom, max_batch_prefill_tokens=48, losses=(9,))
 
 
 @pytest.mark.slow
