@@ -97,8 +97,8 @@ help:
 run: .venv/ready
 	@exec .venv/bin/weft serve $(if $(PORT),--port $(PORT)) $(ARGS)
 
-# In two halves at once, which take about as long: what the second says comes when the first is over, and then once more what failed in the first,
-# so that what failed is always at the end. With ARGS, such as a file, in one.
+# In two halves at once, which take about as long: what the second says comes when the first is over, and then once more
+# what failed in the first, so that what failed is always at the end. With ARGS, such as a file, in one.
 test: .venv/ready
 ifdef ARGS
 	@$(PYTEST) $(ARGS)
