@@ -48,13 +48,11 @@ CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    source: str  # for complaints
     rank: int
     alpha: float
     rank_stabilised: bool = False
     ranks: Mapping[str, int] = field(default_factory=dict)  # of modules whose names end like this, or match it
     alphas: Mapping[str, float] = field(default_factory=dict)
-    base: str = ""
 
     def rank_of(self, module: str) -> int:
         return self.ranks.get(pattern_of(module, self.ranks), self.rank)
@@ -101,10 +99,9 @@ def described(given: Given) -> AdapterConfig:
     rank = given.count("r")
     check_rank(source, "r", rank)
     return AdapterConfig(
-        source=source, rank=rank, alpha=given.number("lora_alpha", 8),
+        rank=rank, alpha=given.number("lora_alpha", 8),
         rank_stabilised=given.flag("use_rslora", default=False),
-        ranks=read_patterns(given, "rank_pattern", whole=True), alphas=read_patterns(given, "alpha_pattern"),
-        base=str(values.get("base_model_name_or_path") or ""))
+        ranks=read_patterns(given, "rank_pattern", whole=True), alphas=read_patterns(given, "alpha_pattern"))
 
 
 def check_rank(source: str, name: str, rank: object) -> None:

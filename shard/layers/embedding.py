@@ -20,11 +20,11 @@ class Embedding:
     def __init__(self, weights: Weights, group: Group, name: str, shape: tuple[int, int]) -> None:
         """`shape: [vocabulary, hidden]`, of all ranks together. Kept as it is stored where that is smaller."""
         self._group = group
-        self._ids = padded_share(shape[0], group.rank, group.size)
+        self.ids = padded_share(shape[0], group.rank, group.size)
         self._dtype = weights.dtype
         stored = weights.dtype_of(name)
         smaller = stored in COMPUTED.values() and stored.itemsize < weights.dtype.itemsize
-        self.weight = weights.rows(name, shape, self._ids, stored if smaller else None)  # [ids, hidden]
+        self.weight = weights.rows(name, shape, self.ids, stored if smaller else None)  # [ids, hidden]
         self._site = weights.sites.embedding(name.removesuffix(".weight"), shape)
 
     def __call__(self, inputs: Inputs) -> Tensor:
@@ -39,8 +39,8 @@ class Embedding:
     def _summed(self, tokens: Tensor) -> Tensor:
         if self._group.size == 1:
             return self.weight.index_select(0, tokens).to(self._dtype)
-        places = tokens - self._ids.start
-        mine = (places >= 0) & (places < len(self._ids))
+        places = tokens - self.ids.start
+        mine = (places >= 0) & (places < len(self.ids))
         rows = self.weight.index_select(0, places.where(mine, 0)).to(self._dtype)
         return self._group.sum(rows.where(mine.unsqueeze(1), 0))
 
@@ -83,11 +83,10 @@ def read_head(weights: Weights, group: Group, name: str, shape: tuple[int, int],
     """`weight_name` is where its weight is, if that is not its own."""
     ids = padded_share(shape[0], group.rank, group.size)
     weight = weights.rows(weight_name or name, shape, ids, brief=packs(weights.dtype, weights.device))
-    return make_head(weights, group, name, shape, weight)
+    return make_head(weights, group, name, shape, ids=ids, weight=weight)
 
 
-def make_head(weights: Weights, group: Group, name: str, shape: tuple[int, int], weight: Tensor) -> Head:
-    ids = padded_share(shape[0], group.rank, group.size)
+def make_head(weights: Weights, group: Group, name: str, shape: tuple[int, int], *, ids: range, weight: Tensor) -> Head:
     portion = Portion(name.removesuffix(".weight"), shape, ids, range(shape[1]))
     return Head(weights.sites.head(make_linear(weight), portion), group, shape[0])
 
@@ -98,4 +97,4 @@ def tied_head(weights: Weights, group: Group, names: tuple[str, str], shape: tup
     a copy of its own."""
     if embedding.weight.dtype != weights.dtype:
         return read_head(weights, group, names[0], shape, names[1])
-    return make_head(weights, group, names[0], shape, embedding.weight)
+    return make_head(weights, group, names[0], shape, ids=embedding.ids, weight=embedding.weight)
