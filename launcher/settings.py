@@ -39,6 +39,12 @@ class LaunchConfig:
         "told otherwise; weft/simulated is none, and answers with made-up words.")
     revision: str = setting("main", "Branch, tag or commit of a model of the Hub.")
     num_shard: int = setting(1, "Shards that share the model, each a process.", low=1, high=64)
+    adapters: bool = setting(
+        False, "Whether requests may name adapters; what an adapter's flag is given for switches it on, too. A model "
+        "that takes none is a little faster.")
+    adapter_root: str = setting("", "Folder below which adapters of the source `local` are.")
+    adapter_disk_gb: float = setting(
+        20.0, "Most gigabytes on disk of adapters that were fetched; those that were not used for longest go.", low=0)
     json_output: bool = setting(False, "Log as JSON, an object on each line, for programs that collect logs.")
     log_level: str = setting("info", "The least that is logged.", choices=LEVELS)
     otlp_endpoint: str = setting(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/,]+", re.IGNORECASE)
+SOURCES = ("hub", "local", "s3", "pbase")  # of adapters
 API_KEY = "WEFT_API_KEY"  # the variable in which a router finds its key: its arguments are seen by others
 
 
@@ -48,6 +49,19 @@ class RouterConfig:
         "/v1, a role in every chunk, its reading of `presence_penalty`, and fields that it ignores are ignored.",
         choices=("none", "tgi"))
     max_client_batch_size: int = setting(4, "Most prompts in a request to /v1/completions or /vertex.", low=1)
+    adapter_source: str = setting(
+        "hub", "Where adapters come from whose request does not say: the Hub (hub), a folder below --adapter-root "
+        "(local), or a bucket (s3).", choices=SOURCES)
+    adapter_id: str = setting("", "Adapter that requests go by which name none, as its source names it.")
+    preloaded_adapter_ids: tuple[str, ...] = setting(
+        (), "Adapter that is loaded at start and stays, as its source names it, or NAME=ID for one that requests call "
+        "NAME; may be given several times.")
+    preloaded_adapter_source: str = setting(
+        "", "Where adapters come from that are loaded at start; by default as --adapter-source.", choices=("", *SOURCES))
+    max_active_adapters: int = setting(
+        1024, "Most adapters that are loaded at once; others wait until one of them can leave.", low=1)
+    adapter_cycle_time_s: float = setting(
+        2.0, "Seconds that a loaded adapter may stay in use while others wait for its place.", low=0)
     disable_grammar_support: bool = setting(False, "Whether requests with a grammar are refused.")
     max_input_tokens: int | None = setting(
         None, "Most tokens in a prompt; by default one less than --max-total-tokens.", low=1)

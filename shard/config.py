@@ -88,6 +88,9 @@ class ShardConfig:
         None, "Share of the memory for the cache. On CUDA of the whole GPU, weights and work space included, by "
         "default 0.9; on CPU of what is available once the model is loaded, for all shards together, by default 0.5.",
         low=0.01, high=1)
+    adapter_memory_fraction: float = setting(
+        0.1, "Share of the memory for adapters, where they are served: on CUDA of the whole GPU, on CPU of what is "
+        "available once the model is loaded, for all shards together.", low=0.001, high=0.9)
     simulated: SimulatedConfig = field(default_factory=SimulatedConfig)
     logs: Logs = field(default_factory=Logs)
     traces: Traces = field(default_factory=Traces)
