@@ -76,8 +76,9 @@ class Order:
     def from_json(cls, text: str, api_key: str = "") -> "Order":
         """The key comes beside: it is no argument of the process, since others see those."""
         given: dict[str, Any] = json.loads(text)
-        origins = tuple(given["config"].get("cors_allow_origin", ()))
-        config = RouterConfig(**{"api_key": api_key, **given["config"], "cors_allow_origin": origins})
+        settings: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
+                                    for name, value in given["config"].items()}
+        config = RouterConfig(**{"api_key": api_key, **settings})
         lists = {name: tuple(given.get(name, ())) for name in ("shards", "progress")}
         nested = {"config": config, "logs": Logs(**given.get("logs", {})), "traces": Traces(**given.get("traces", {}))}
         return cls(**given | nested | lists)

@@ -34,7 +34,7 @@ class Admission:
         if not self.backlog:
             return 0.0
         own = self._queue.of(tenant.name)
-        if len(own) == len(self._queue) and not self._shares.several:
+        if len(own) == len(self._queue) - self._queue.num_aside and not self._shares.several:
             return self._forecast.plain(self._queue, self._queue.demand, self._running)
         if not own and self._running.has_less_than_its_share(tenant):
             return 0.0  # others make way for it

@@ -41,7 +41,8 @@ def fields_of(thing: Any) -> dict[str, Any]:
 def names_of(kind: type) -> tuple[str, ...]:
     """Of all fields that an object may have: its slots, or whatever its methods speak of that no class has. Names of
     other objects' fields are among them, which do no harm."""
-    slots = tuple(name for base in reversed(kind.__mro__) for name in vars(base).get("__slots__", ()))
+    slots = tuple(name for base in reversed(kind.__mro__) for name in vars(base).get("__slots__", ())
+                  if name != "__weakref__")
     if not has_dict(kind):
         return slots
     known = {name for name in spoken_of(kind) if not hasattr(kind, name)}

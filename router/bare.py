@@ -19,6 +19,7 @@ Bare = tuple[int, tuple[Any, ...]]  # tokens in the prompt, and the values of KE
 
 kept_of = attrgetter(*KEPT)
 tenant_of = attrgetter(*Tenant.__slots__)
+parts_of = attrgetter("kind", "id", "takes", "stays")  # of a resource
 
 
 def bare(request: Request) -> Bare:
@@ -36,7 +37,7 @@ def told(given: Bare) -> dict[str, Any]:
     values["namespace"] = values["namespace"].hex()
     values["block_hashes"] = [name.hex() for name in values["block_hashes"]]
     for name in ("adapter", "grammar"):
-        values[name] = values[name] and [values[name].kind, values[name].id]
+        values[name] = values[name] and list(parts_of(values[name]))
     return {"prompt_tokens": given[0], **values}
 
 

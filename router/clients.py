@@ -16,7 +16,7 @@ from router.delivery import Delivery
 from router.errors import Cancelled, GenerationFailed, NotReady, RequestError, TimedOut
 from router.events import Event, Expired, Failed, Finished, Produced
 from router.messages import Answer
-from router.request import Request, Resource
+from router.request import Request
 from router.scheduler import Scheduler
 from router.story import Story
 from router.stream import FailedEvent, Stream
@@ -29,15 +29,13 @@ now = time.monotonic
 
 class Clients:
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer, core: Scheduler, wake: Callable[[], None],
-                 *, tally: Tally, release: Callable[[Iterable[Resource]], None]) -> None:
-        """`wake` is called when the core may have something new to plan, `release` with what a request needed when it
-        is over."""
+                 *, tally: Tally) -> None:
+        """`wake` is called when the core may have something new to plan."""
         self._config = config
         self._tokenizer = tokenizer
         self._core = core
         self._wake = wake
         self._tally = tally
-        self._release = release
         self.accounts = Accounts()
         self._deliveries: dict[int, Delivery] = {}
         self._patience: dict[int, asyncio.TimerHandle] = {}  # with clients that do not read
@@ -159,7 +157,6 @@ class Clients:
         if (delivery := self._deliveries.pop(number, None)) is not None:
             self.accounts.close(delivery.account, now())
             self._tally.requests.closed(number, delivery.account)
-            self._release(delivery.request.needs)
         if (patience := self._patience.pop(number, None)) is not None:
             patience.cancel()
         if not self._deliveries:

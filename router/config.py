@@ -57,7 +57,8 @@ class RouterConfig:
         (), "Adapter that is loaded at start and stays, as its source names it, or NAME=ID for one that requests call "
         "NAME; may be given several times.")
     preloaded_adapter_source: str = setting(
-        "", "Where adapters come from that are loaded at start; by default as --adapter-source.", choices=("", *SOURCES))
+        "", "Where adapters come from that are loaded at start; by default as --adapter-source.",
+        choices=("", *SOURCES))
     max_active_adapters: int = setting(
         1024, "Most adapters that are loaded at once; others wait until one of them can leave.", low=1)
     adapter_cycle_time_s: float = setting(

@@ -1,11 +1,12 @@
 """What the core decided, short enough to be written down with every step, and the same on every machine."""
 
+from collections.abc import Sequence as Rows
 from hashlib import blake2b
 from marshal import dumps
 from typing import Any
 
 from router.events import Event, Produced
-from router.messages import Decode, Filter, Grant, Message, Plan, Prefill
+from router.messages import Decode, Filter, Grant, Message, Move, Plan, Prefill
 
 LAYOUT = 2  # of marshal: the last one in which equal numbers always make equal bytes
 
@@ -39,6 +40,10 @@ def _figures(message: Message) -> tuple[Any, ...]:
 
 def _grant(grant: Grant) -> tuple[Any, ...]:
     return (grant.sequence, grant.blocks)
+
+
+def of_moves(moves: Rows[Move]) -> Outcome:
+    return tuple((type(move).__name__, move.resource.kind, move.resource.id) for move in moves)
 
 
 def of_events(events: list[Event]) -> Outcome:

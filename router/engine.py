@@ -27,7 +27,7 @@ from router.policy import Policy, without_effect
 from router.prompts import Limits
 from router.recorder import Recorder, new_core
 from router.request import Request, Resource, Tenant
-from router.resources import Resources
+from router.resources import Resources, Told
 from router.shards import Shards, ShardsLost
 from router.shelf import Shelf
 from router.stream import Stream
@@ -51,7 +51,7 @@ class Engine:
         self.config = config
         self.is_ready = False
         self.health = Health()
-        self.resources = Resources(shards, self._resource_changed, lambda: self._under_way.since)
+        self.resources = Resources(shards, Told(self._is_here, self._is_not_to_be_had, self._is_removed))
         self._shards = shards
         self._tokenizer = tokenizer
         self._on_broken = on_broken
@@ -83,8 +83,7 @@ class Engine:
         seconds = 60 * self.config.record_minutes if self._shelf is not None else 0.0
         self._core = new_core(policy, self.facts, seconds, now())
         self.tally = Tally(self._core, limits, self.facts.tokens_per_step)
-        self._clients = Clients(self.config, self._tokenizer, self._core, self._wake.set,
-                                tally=self.tally, release=self.resources.release)
+        self._clients = Clients(self.config, self._tokenizer, self._core, self._wake.set, tally=self.tally)
         self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
         self._loop = asyncio.create_task(self._run(), name="engine")
         self._loop.add_done_callback(self._ended)
@@ -104,11 +103,9 @@ class Engine:
         """`came` is when the client began to ask, if that was before now; `traceparent` is for the shards."""
         if self._loop.done():
             raise NotReady(LEAVING)
-        self.resources.hold(request.needs)
         events = self._core.submit(request, now())
         first = events[0]
         if isinstance(first, Refused):
-            self.resources.release(request.needs)
             raise Overloaded(first.reason, first.retry_after)
         assert isinstance(first, Entered)
         stream = self._clients.open(request, first.sequence, came, traceparent)
@@ -179,6 +176,7 @@ class Engine:
     def _send_plans(self) -> None:
         while (plan := self._core.plan(now())) is not None:
             self._send(plan)
+        self.resources.carry_out(self._core.moves(now()))
         self._alarm.set(self._core.wake_at)
 
     def _tell(self) -> None:
@@ -190,10 +188,24 @@ class Engine:
         """Time ran out for somebody, whatever the loop waits for. What was there to tell before is told before."""
         self._events += self._core.expire(now())
         self._tell()
+        self._wake.set()
 
-    def _resource_changed(self, resource: Resource, reason: str) -> None:
-        core = self._core
-        self._events += core.unavailable(resource, reason, now()) if reason else core.available(resource, now())
+    def want(self, resource: Resource) -> None:
+        """It should be on the shards, though no request needs it."""
+        self._core.want(resource, now())
+        self._wake.set()
+
+    def _is_here(self, resource: Resource) -> None:
+        self._moved(self._core.available(resource, now()))
+
+    def _is_not_to_be_had(self, resource: Resource, reason: str) -> None:
+        self._moved(self._core.unavailable(resource, reason, now()))
+
+    def _is_removed(self, resource: Resource) -> None:
+        self._moved(self._core.removed(resource, now()))
+
+    def _moved(self, events: list[Event]) -> None:
+        self._events += events
         self._tell()
         self._wake.set()
 

@@ -6,7 +6,7 @@ The same nouns as proto/shard.proto, row by row instead of column by column. Onl
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
-from router.request import Request
+from router.request import Request, Resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,8 @@ class ModelFacts:
     cache_bytes: int = 0  # on all ranks together
     why: str = ""  # the cache has this size, for people
     grammars: bool = False  # whether every shard takes them
+    adapters: bool = False
+    adapter_bytes: int = 0  # that there is room for on each of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,23 @@ class Decode:
 
 
 Message = Filter | Concat | Prefill | Decode
+
+
+@dataclass(frozen=True, slots=True)
+class Bring:
+    """Beside the steps: every rank should have it."""
+
+    resource: Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Beside the steps: no rank need have it any more."""
+
+    resource: Resource
+
+
+Move = Bring | Remove
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ class Policy:
     max_queue_seconds: float | None = None
     passed_over_seconds: float = 2.0  # that the first may be passed over by those whose prompts are cached
     max_batch_size: int = 256
+    max_active_adapters: int = 1024
+    adapter_cycle_seconds: float = 2.0  # that one may stay in use while others wait for its place
     max_prefill_tokens: int = 4096
     stall_seconds: float = 0.150
     waiting_served_ratio: float = 0.3
@@ -42,6 +44,8 @@ class Policy:
             passed_over_seconds=config.max_passed_over_ms / 1000,
             # Ready sequences must leave room for one block of prompt, or prompts would wait for ever.
             max_batch_size=min(config.max_batch_size, config.max_batch_prefill_tokens - facts.block_size),
+            max_active_adapters=config.max_active_adapters,
+            adapter_cycle_seconds=config.adapter_cycle_time_s,
             max_prefill_tokens=config.max_batch_prefill_tokens,
             stall_seconds=STALL_SECONDS.get(facts.device, 0.150) if stall is None else stall / 1000,
             waiting_served_ratio=config.waiting_served_ratio,

@@ -13,11 +13,11 @@ from typing import Any
 
 from router import decision
 from router.anatomy import names_of
-from router.bare import bare
+from router.bare import bare, parts_of
 from router.decision import Outcome
 from router.events import Event, Finished, Produced
 from router.hashing import block_hash
-from router.messages import Answer, ModelFacts, Plan
+from router.messages import Answer, ModelFacts, Move, Plan
 from router.policy import Policy
 from router.request import FinishReason, Request, Resource
 from router.scheduler import Scheduler
@@ -127,13 +127,29 @@ class Recorder(Scheduler):
 
     def available(self, resource: Resource, now: float) -> list[Event]:
         events = super().available(resource, now)
-        self._tape.note("available", now, (resource.kind, resource.id), decision.of_events(events))
+        self._tape.note("available", now, parts_of(resource), decision.of_events(events))
         return events
 
     def unavailable(self, resource: Resource, reason: str, now: float) -> list[Event]:
         events = super().unavailable(resource, reason, now)
-        self._tape.note("unavailable", now, (resource.kind, resource.id, reason), decision.of_events(events))
+        self._tape.note("unavailable", now, (*parts_of(resource), reason), decision.of_events(events))
         return events
+
+    def removed(self, resource: Resource, now: float) -> list[Event]:
+        events = super().removed(resource, now)
+        self._tape.note("removed", now, parts_of(resource), decision.of_events(events))
+        return events
+
+    def want(self, resource: Resource, now: float) -> list[Event]:
+        events = super().want(resource, now)
+        self._tape.note("want", now, parts_of(resource), decision.of_events(events))
+        return events
+
+    def moves(self, now: float) -> list[Move]:
+        moves = super().moves(now)
+        if moves:
+            self._tape.note("moves", now, (), decision.of_moves(moves))
+        return moves
 
     # -- steps
 

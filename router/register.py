@@ -11,6 +11,7 @@ from router.events import Expired, Failed, Finished
 from router.forecast import Forecast
 from router.queue import Queue
 from router.request import FinishReason, Request, Resource
+from router.residents import Residents
 from router.running import Running
 from router.sequence import Sequence, State
 from router.shares import Shares
@@ -18,11 +19,13 @@ from router.trials import Trials
 
 
 class Register:
-    def __init__(self, queue: Queue, trials: Trials, shares: Shares, forecast: Forecast) -> None:
+    def __init__(
+            self, queue: Queue, trials: Trials, shares: Shares, forecast: Forecast, residents: Residents) -> None:
         self._queue = queue
         self._trials = trials
         self._shares = shares
         self._forecast = forecast
+        self._residents = residents
         self._deadlines = Deadlines()
         self._numbers = count(1)
         self._sequences: dict[int, Sequence] = {}
@@ -49,6 +52,7 @@ class Register:
         sequence = Sequence(request, next(self._numbers), now)
         self._sequences[sequence.number] = sequence
         self._shares.enter(request.tenant)
+        self._residents.enter(sequence)
         self._deadlines.add(sequence)
         return sequence
 
@@ -99,6 +103,7 @@ class Register:
         sequence.state = State.OVER
         sequence.story.end(now)
         self._shares.leave(sequence.request.tenant)
+        self._residents.leave(sequence)
         del self._sequences[sequence.number]
 
     def _expire(self, sequence: Sequence, now: float) -> Expired:

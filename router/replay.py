@@ -19,13 +19,13 @@ from router import decision
 from router.bare import END, NOTHING, heard
 from router.events import Event
 from router.graph import differences, from_json, to_json
-from router.messages import Answer, AnswerRow, Plan
+from router.messages import Answer, AnswerRow, Move, Plan
 from router.recording import BadRecording, Beginning, Call, Recording, facts_of
 from router.request import Resource
 from router.scheduler import Scheduler
 from router.trials import Loss
 
-Result = Plan | None | list[Event]
+Result = Plan | None | list[Event] | tuple[Move, ...]
 ONE_TOKEN = AnswerRow((NOTHING,), (0.0,))
 
 
@@ -147,6 +147,8 @@ class Replay:
 def outcome_of(result: Result) -> tuple[Any, ...]:
     if isinstance(result, Plan):
         return decision.of_plan(result)
+    if isinstance(result, tuple):
+        return decision.of_moves(result)
     return decision.of_events(result) if result else ()
 
 
@@ -183,7 +185,10 @@ CALLS: Mapping[str, Callable[[Scheduler, Call], Result]] = {
     "hold": lambda core, call: core.hold(call.given[0], call.at),
     "resume": lambda core, call: core.resume(call.given[0], call.at),
     "available": lambda core, call: core.available(Resource(*call.given), call.at),
-    "unavailable": lambda core, call: core.unavailable(Resource(*call.given[:2]), call.given[2], call.at),
+    "unavailable": lambda core, call: core.unavailable(Resource(*call.given[:-1]), call.given[-1], call.at),
+    "removed": lambda core, call: core.removed(Resource(*call.given), call.at),
+    "want": lambda core, call: core.want(Resource(*call.given), call.at),
+    "moves": lambda core, call: tuple(core.moves(call.at)),
     "plan": lambda core, call: core.plan(call.at),
     "complete": complete,
     "expire": lambda core, call: core.expire(call.at),

@@ -38,12 +38,17 @@ class SamplingParams:
     biases: tuple[float, ...] = ()  # one for each of the biased tokens
 
 
-@dataclass(frozen=True, slots=True)
+ADAPTER, GRAMMAR = "adapter", "grammar"
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Resource:
     """An adapter or a grammar that a request needs before it can start; `id` is its number on the wire."""
 
-    kind: str  # "adapter" or "grammar"
+    kind: str
     id: int
+    takes: int = field(default=0, compare=False)  # bytes on a shard, at most
+    stays: bool = field(default=False, compare=False)  # once it is there
 
 
 @dataclass(frozen=True, slots=True)

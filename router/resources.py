@@ -1,29 +1,21 @@
-"""Adapters and grammars that requests need: a number for each, loaded on every rank while somebody needs it.
+"""Adapters and grammars as the shards know them: a number for each, and how they come there and leave.
 
-What was needed stays loaded for a while, the last of them longest. Shards that are new load again what is needed. Knows
-nothing of what a source says, nor of requests: who needs something calls `hold`, and `release` when it is over.
+What comes and what leaves the core decides; here it is carried out, on every rank, and told when it is done. Shards
+that are new get again what should be there. Knows nothing of what a source says, nor of requests.
 """
 
 import asyncio
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from router import wire
-from router.errors import Overloaded
 from router.meeting import Meeting
+from router.messages import Bring, Move
 from router.request import Resource
 from router.shards import ShardsLost
-
-MOST_UNUSED = 32
-now = time.monotonic
-
-# Hears that a resource is on every rank, or else why it is not any more.
-OnChange = Callable[[Resource, str], None]
 
 
 class Loader(Protocol):
@@ -34,83 +26,71 @@ class Loader(Protocol):
     async def unload(self, request: Any) -> str: ...
 
 
-class Presence(Enum):
-    ABSENT = auto()
-    LOADING = auto()
-    PRESENT = auto()
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Who hears what became of a resource: it is there, it is not to be had and why, it is gone."""
 
-
-@dataclass(slots=True)
-class Entry:
-    resource: Resource
-    source: str
-    num_users: int = 0
-    unused_since: float = 0.0
-    presence: Presence = Presence.ABSENT
+    here: Callable[[Resource], None]
+    failed: Callable[[Resource, str], None]
+    removed: Callable[[Resource], None]
 
 
 class Resources:
-    def __init__(self, shards: Loader, on_change: OnChange, oldest_step: Callable[[], float]) -> None:
-        """`oldest_step` says when the oldest step that is still under way was sent."""
+    def __init__(self, shards: Loader, told: Told) -> None:
         self._shards = shards
-        self._on_change = on_change
-        self._oldest_step = oldest_step
+        self._told = told
         self._numbers: dict[str, int] = {}  # the highest of each kind
         self._epoch: int | None = None
-        self._known: dict[tuple[str, str], Entry] = {}
-        self._entries: dict[Resource, Entry] = {}
-        self._unused: OrderedDict[Resource, Entry] = OrderedDict()  # the one that was needed last at the end
+        # As long as anybody has the resource its number is not given to another source.
+        self._known: WeakValueDictionary[tuple[str, str], Resource] = WeakValueDictionary()
+        self._sources: WeakKeyDictionary[Resource, str] = WeakKeyDictionary()
+        self._here: dict[Resource, None] = {}  # as the core knows it
+        self._kept: dict[Resource, None] = {}  # what stays, whoever needs it
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def of(self, kind: str, source: str) -> Resource:
-        """The same for the same source, as long as it is known. `hold` follows at once."""
-        entry = self._known.get((kind, source))
-        if entry is None:
+    def of(self, kind: str, source: str, takes: int = 0, *, stays: bool = False) -> Resource:
+        """The same for the same source."""
+        resource = self._known.get((kind, source))
+        if resource is None:
             number = self._numbers[kind] = self._numbers.get(kind, 0) + 1
-            entry = Entry(Resource(kind, number), source)
-            self._known[kind, source] = self._entries[entry.resource] = entry
-            self._unused[entry.resource] = entry
-            self._forget_some()
-        return entry.resource
+            resource = Resource(kind, number, takes, stays)
+            self._known[kind, source] = resource
+            self._sources[resource] = source
+        return resource
 
-    def hold(self, needs: Collection[Resource]) -> None:
-        """Somebody needs them. Raises Overloaded when too many others came since `of`."""
-        for need in needs:
-            if need not in self._entries:
-                raise Overloaded(f"too many others asked for a {need.kind} at the same time")
-        for need in needs:
-            entry = self._entries[need]
-            self._unused.pop(need, None)
-            entry.num_users += 1
-            self._load_if_absent(entry)
+    async def keep(self, resource: Resource) -> str:
+        """Has it there from now on; returns why not, if so. Raises ShardsLost."""
+        assert self._epoch is not None
+        reason = await self._shards.load(wire.load_request(resource, self._sources[resource], self._epoch))
+        if not reason:
+            self._kept[resource] = None
+            self._is_here(resource)
+        return reason
 
-    def release(self, needs: Iterable[Resource]) -> None:
-        for need in needs:
-            entry = self._entries[need]
-            entry.num_users -= 1
-            if not entry.num_users:
-                entry.unused_since = now()
-                self._unused[need] = entry
-        self._forget_some()
+    def carry_out(self, moves: Iterable[Move]) -> None:
+        assert self._epoch is not None
+        for move in moves:
+            work = self._bring if isinstance(move, Bring) else self._remove
+            self._start(work(move.resource, self._epoch))
 
     def lost(self, *, everything: bool) -> None:
         """The epoch is over. `everything`: what was loaded is gone with the shards."""
         self._epoch = None
-        for entry in self._entries.values():
-            if everything or entry.presence is Presence.LOADING:
-                entry.presence = Presence.ABSENT
+        if everything:
+            self._here.clear()
 
     async def met(self, meeting: Meeting) -> None:
-        """The shards are there. What should be present is, afterwards; what others want is on its way."""
+        """The shards are there. What should be there is, afterwards, and nothing else."""
         self._epoch = meeting.epoch
-        for stranger in meeting.leftovers - self._entries.keys():
+        strangers = meeting.leftovers - self._here.keys() - self._kept.keys()
+        for stranger in strangers:
             self._numbers[stranger.kind] = max(self._numbers.get(stranger.kind, 0), stranger.id)
-            self._start(self._unload(stranger))
-        for entry in [*self._entries.values()]:
-            if entry.presence is Presence.PRESENT and entry.resource not in meeting.loaded:
-                await self._load(entry, meeting.epoch)
-            elif entry.num_users:
-                self._load_if_absent(entry)
+        await asyncio.gather(*map(self._unload, strangers))
+        for resource in [*self._here, *(kept for kept in self._kept if kept not in self._here)]:
+            if resource not in meeting.loaded:
+                await self._bring(resource, meeting.epoch)
+            elif resource not in self._here:
+                self._is_here(resource)
 
     async def close(self) -> None:
         self._epoch = None
@@ -121,22 +101,26 @@ class Resources:
 
     # -- the inside
 
-    def _load_if_absent(self, entry: Entry) -> None:
-        if entry.presence is Presence.ABSENT and self._epoch is not None:
-            entry.presence = Presence.LOADING
-            self._start(self._load(entry, self._epoch))
-
-    async def _load(self, entry: Entry, epoch: int) -> None:
+    async def _bring(self, resource: Resource, epoch: int) -> None:
         try:
-            reason = await self._shards.load(wire.load_request(entry.resource, entry.source, epoch))
+            reason = await self._shards.load(wire.load_request(resource, self._sources[resource], epoch))
         except ShardsLost:
             return  # the engine hears of it, too, and calls `lost`
+        if reason:
+            await self._unload(resource)  # from the ranks that have it
         if epoch != self._epoch:
             return  # whatever it says, it is asked for again
-        entry.presence = Presence.ABSENT if reason else Presence.PRESENT
         if reason:
-            self._start(self._unload(entry.resource))  # from the ranks that have it
-        self._on_change(entry.resource, reason)
+            self._here.pop(resource, None)
+            self._told.failed(resource, reason)
+        else:
+            self._is_here(resource)
+
+    async def _remove(self, resource: Resource, epoch: int) -> None:
+        del self._here[resource]
+        await self._unload(resource)
+        if epoch == self._epoch:
+            self._told.removed(resource)
 
     async def _unload(self, resource: Resource) -> None:
         """Who does not have it says so, which is no matter."""
@@ -144,21 +128,9 @@ class Resources:
             with suppress(ShardsLost):
                 await self._shards.unload(wire.unload_request(resource, self._epoch))
 
-    def _forget_some(self) -> None:
-        """A step that used it may still be under way; then it is forgotten later."""
-        oldest_step = self._oldest_step()
-        for entry in [*self._unused.values()][:max(0, len(self._unused) - MOST_UNUSED)]:
-            if entry.presence is Presence.ABSENT or (
-                    entry.presence is Presence.PRESENT and entry.unused_since < oldest_step):
-                self._forget(entry)
-
-    def _forget(self, entry: Entry) -> None:
-        resource = entry.resource
-        del self._unused[resource], self._entries[resource], self._known[resource.kind, entry.source]
-        if entry.presence is Presence.PRESENT:
-            self._on_change(resource, "it was unloaded")
-            if self._epoch is not None:
-                self._start(self._unload(resource))
+    def _is_here(self, resource: Resource) -> None:
+        self._here[resource] = None
+        self._told.here(resource)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -16,11 +16,12 @@ from router.costs import CostModel, Load
 from router.events import Entered, Event, Produced
 from router.forecast import Forecast
 from router.hashing import block_hash
-from router.messages import Answer, ModelFacts, Plan
+from router.messages import Answer, ModelFacts, Move, Plan
 from router.policy import Policy
 from router.queue import Queue
 from router.register import Register
 from router.request import FinishReason, Request, Resource
+from router.residents import Residents, waiting_for
 from router.running import Hasher, Running
 from router.sequence import Sequence, State
 from router.shares import PER_GENERATED_TOKEN, Shares
@@ -37,12 +38,13 @@ class Scheduler:
         self.policy = policy
         self._hasher = hasher
         self.costs = CostModel.measured(facts.measurements)
-        self._queue, self._trials, self._shares = Queue(), Trials(), Shares()
+        present: set[Resource] = set()  # what the shards have, and newcomers may use
+        self._queue, self._trials, self._shares = Queue(present), Trials(), Shares()
         self._forecast = Forecast(policy, facts.num_blocks * facts.block_size, self.costs)
         self._admission = Admission(policy, self._queue, self._shares, self._forecast)
-        self._present: set[Resource] = set()
-        self._turns = Turns(policy, self._queue, self._trials, self._shares, self._present)
-        self.sequences = Register(self._queue, self._trials, self._shares, self._forecast)
+        self._turns = Turns(policy, self._queue, self._trials, self._shares)
+        self._residents = Residents(policy, self._queue, self._shares, present)
+        self.sequences = Register(self._queue, self._trials, self._shares, self._forecast, self._residents)
         self._epoch: int | None = None
         self._now = 0.0  # of the plan that is being made
         self._facts = facts
@@ -58,6 +60,7 @@ class Scheduler:
         self._turns.start_empty(self.running)
         self._admission.start_empty(self.running)
         self.sequences.start_empty(self.running)
+        self._residents.start_empty(facts.adapter_bytes)
         self._order = 0
         self._answered_at: float | None = None  # when the step before was answered, if others were under way then
 
@@ -79,8 +82,7 @@ class Scheduler:
         sequence = self.sequences.enter(request, now)
         sequence.foreseen_wait = wait
         self._queue.push(sequence)
-        if self._epoch is None:
-            sequence.story.turn(Cause.SHARDS, now)
+        sequence.story.turn(Cause.SHARDS if self._epoch is None else waiting_for(sequence), now)
         return [Entered(sequence.number), *self._fail_misfits([sequence], now)]
 
     @property
@@ -102,10 +104,14 @@ class Scheduler:
     @property
     def wake_at(self) -> float | None:
         """When `expire` has something to do, if nothing else happens before."""
-        return self.sequences.wake_at
+        moments = (self.sequences.wake_at, self._residents.wake_at)
+        return min((moment for moment in moments if moment is not None), default=None)
 
     def expire(self, now: float) -> list[Event]:
-        return list[Event](self.sequences.expire(now))
+        events = list[Event](self.sequences.expire(now))
+        if self._epoch is not None:
+            self._residents.arrange(now, self._used)
+        return events
 
     def hold(self, number: int, now: float) -> list[Event]:
         """The client does not read: the sequence gives its blocks back and waits until `resume`."""
@@ -122,30 +128,57 @@ class Scheduler:
         sequence = self.sequences.get(number)
         if sequence is not None:
             sequence.held = False
-            sequence.story.turn(Cause.QUEUE if self._epoch is not None else Cause.SHARDS, now)
+            sequence.story.turn(Cause.SHARDS if self._epoch is None else waiting_for(sequence), now)
         return []
 
-    def available(self, resource: Resource, now: float) -> list[Event]:  # noqa: ARG002
-        """Every rank has loaded the adapter or grammar; requests that need it may start."""
-        self._present.add(resource)
+    # -- adapters and grammars
+
+    def available(self, resource: Resource, now: float) -> list[Event]:
+        """Every rank has loaded it; requests that need it may start."""
+        self._residents.came(resource, now)
         return []
 
     def unavailable(self, resource: Resource, reason: str, now: float) -> list[Event]:
         """It is not to be had; whoever needs it fails."""
-        self._present.discard(resource)
-        return [self.sequences.fail(sequence, reason, now) for sequence in self.sequences.who_needs(resource)]
+        self._residents.gone(resource, now)
+        failed: list[Event] = [self.sequences.fail(s, reason, now) for s in self.sequences.who_needs(resource)]
+        self._queue.aside.pop(resource, None)  # where nobody but us wanted it
+        return failed
+
+    def removed(self, resource: Resource, now: float) -> list[Event]:
+        """No rank has it any more, as we wished."""
+        self._residents.gone(resource, now)
+        return []
+
+    def want(self, resource: Resource, now: float) -> list[Event]:  # noqa: ARG002
+        """It should be loaded, though no request needs it."""
+        self._residents.want(resource)
+        return []
+
+    def moves(self, now: float) -> list[Move]:  # noqa: ARG002
+        """What the shards should load and unload, each told once."""
+        moves, self._residents.moves = self._residents.moves, []
+        return moves
+
+    def _used(self) -> set[Resource]:
+        """By those who run, or whose steps are under way."""
+        members = [*self.running, *(sequence for step in self._in_flight for sequence in step.members)]
+        return {need for sequence in members for need in sequence.request.needs}
 
     # -- steps
 
     def plan(self, now: float) -> Plan | None:
         """The messages of the next step, or nothing: there is nothing to do, or enough is under way."""
-        if self._epoch is None or len(self._in_flight) >= self.policy.look_ahead:
+        if self._epoch is None:
+            return None
+        self._residents.arrange(now, self._used)
+        if len(self._in_flight) >= self.policy.look_ahead:
             return None
         self._now = now
         self._leave_foreseen_ends()
         self._make_way()
         draft = self._steps.draft()
-        self._admission.backlog = len(self._queue)
+        self._admission.backlog = len(self._queue) - self._queue.num_aside
         messages = draft.messages()
         if not messages:
             return None
@@ -197,8 +230,7 @@ class Scheduler:
             sequence.story.turn(Cause.SHARDS, now)
             if sequence.state is not State.WAITING:
                 self._back_to_queue(sequence)
-        if loss is Loss.DEATH:
-            self._present.clear()
+        self._residents.lost(now, everything=loss is Loss.DEATH)
         guilty = self._trials.judge(loss, [step.members for step in steps])
         return [self.sequences.fail(sequence, why, now) for sequence, why in guilty]
 
@@ -207,7 +239,7 @@ class Scheduler:
         self._facts, self._epoch = facts, epoch
         self._start_empty()
         for sequence in self._queue:
-            sequence.story.turn(Cause.READER if sequence.held else Cause.QUEUE, now)
+            sequence.story.turn(waiting_for(sequence), now)
         return self._fail_misfits(list(self._queue), now)
 
     # -- what the steps may use
@@ -221,6 +253,7 @@ class Scheduler:
     def take(self, newcomer: Sequence) -> None:
         """It starts."""
         self._queue.remove(newcomer)
+        self._residents.started(newcomer)
         if newcomer.foreseen_wait is not None:
             self._forecast.started(newcomer.foreseen_wait, self._now - newcomer.arrival)
             newcomer.foreseen_wait = None
@@ -289,7 +322,11 @@ class Scheduler:
         self.sequences.wait_again(sequence)
 
     def _fail_misfits(self, sequences: list[Sequence], now: float) -> list[Event]:
+        return [self.sequences.fail(s, why, now) for s in sequences if (why := self._misfit(s))]
+
+    def _misfit(self, sequence: Sequence) -> str:
+        """Why it can never run, or nothing."""
         blocks = self.running.blocks
-        room = blocks.count * blocks.size
-        return [self.sequences.fail(s, f"{s.request.max_length} tokens do not fit the cache of {room}", now)
-                for s in sequences if self.running.whole(s) > blocks.count]
+        if self.running.whole(sequence) > blocks.count:
+            return f"{sequence.request.max_length} tokens do not fit the cache of {blocks.count * blocks.size}"
+        return next(filter(None, map(self._residents.misfit, sequence.request.needs)), "")

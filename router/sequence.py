@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
 
-from router.request import Request
+from router.request import Request, Resource
 from router.story import Story
 
 SECONDS_PER_PRIORITY = 10.0
@@ -47,6 +47,7 @@ class Sequence:
     num_deaths: int = 0
     held: bool = False  # its client does not read; it may not run
     foreseen_wait: float | None = None  # when it came, until it starts
+    lacks: Resource | None = None  # while it waits: what it needs and is not on the shards
     deadline: float = field(init=False)
     story: Story = field(init=False)
 

@@ -10,7 +10,6 @@ from itertools import islice
 
 from router.policy import Policy
 from router.queue import Queue
-from router.request import Resource
 from router.running import Running
 from router.sequence import Sequence, State
 from router.shares import Shares
@@ -22,12 +21,11 @@ MOSTLY = 0.5  # of a prompt: who finds so much in the cache may go before others
 
 
 class Turns:
-    def __init__(self, policy: Policy, queue: Queue, trials: Trials, shares: Shares, present: set[Resource]) -> None:
+    def __init__(self, policy: Policy, queue: Queue, trials: Trials, shares: Shares) -> None:
         self._policy = policy
         self._queue = queue
         self._trials = trials
         self._shares = shares
-        self._present = present
         self._told: Sequence | None = None  # who was told a cause of its own, since it was the first
 
     def start_empty(self, running: Running) -> None:
@@ -103,8 +101,7 @@ class Turns:
             return None
         if sequence.held:
             return Cause.READER
-        missing = next((need for need in sequence.request.needs if need not in self._present), None)
-        return None if missing is None else Cause(missing.kind)
+        return None if sequence.lacks is None else Cause(sequence.lacks.kind)
 
     def _no_room(self, first: Sequence) -> Cause | None:
         if len(self._running) >= self._policy.max_batch_size:

@@ -167,7 +167,8 @@ def facts(infos: list[pb.InfoAnswer]) -> ModelFacts:
         measurements=tuple(Measurement(*row) for row in zip(
             warm.rows, warm.chunk_tokens, warm.context, warm.seconds, strict=True)),
         cache_bytes=sum(info.warmup.cache_bytes for info in infos), why=warm.why,
-        grammars=all(info.grammars for info in infos))
+        grammars=all(info.grammars for info in infos), adapters=all(info.adapters for info in infos),
+        adapter_bytes=min(info.warmup.adapter_bytes for info in infos))
 
 
 def loaded(info: pb.InfoAnswer) -> frozenset[Resource]:

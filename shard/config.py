@@ -34,6 +34,7 @@ class SimulatedConfig:
     tokens_per_step: int = setting(1, "The most tokens that a step yields for one sequence.", low=1)
     mixed_steps: bool = setting(True, "Whether prompts may run in the same step as decodes.")
     adapters: bool = setting(True, "Whether adapters can be loaded.")
+    adapter_bytes: int = setting(2**30, "Room for adapters.", low=0)
     grammars: bool = setting(True, "Whether grammars can be loaded.")
     seconds_per_step: float = setting(0.02, "Time of a step, whatever it holds.", low=0)
     seconds_per_row: float = setting(0.0002, "Time for every sequence in a step.", low=0)

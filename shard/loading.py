@@ -23,7 +23,7 @@ from shard.exactness import Gate
 from shard.grammar import Grammars, read_grammars
 from shard.layers.linear import can_pack
 from shard.machine import Forgotten, Kept, fingerprint
-from shard.memory import Available, Room, check_weights, gpu_room, host_room, read_gpu, read_host
+from shard.memory import Available, Room, adapter_room, check_weights, gpu_room, host_room, read_gpu, read_host
 from shard.models.config import ModelConfig
 from shard.models.decoder import LanguageModel
 from shard.models.table import load_model
@@ -51,6 +51,7 @@ class Loaded:
     wardrobe: Wardrobe
     num_sharing: int  # shards that take their cache from the same memory
     memory_fraction: float | None
+    adapter_fraction: float
 
     @property
     def config(self) -> ModelConfig:
@@ -65,9 +66,19 @@ class Loaded:
 
     def room(self) -> Room:
         """For the cache, after the largest step has run."""
-        if self.device.type == "cuda":
-            return gpu_room(*read_gpu(self.device.index), self.memory_fraction, self.num_sharing)
-        return host_room(read_host(), self.memory_fraction, self.num_sharing)
+        if self.device.type != "cuda":
+            return host_room(read_host(), self.memory_fraction, self.num_sharing)
+        room = gpu_room(*read_gpu(self.device.index), self.memory_fraction, self.num_sharing)
+        return replace(room, bytes=max(0, room.bytes - self.adapter_room()))
+
+    def adapter_room(self) -> int:
+        """Bytes for adapters."""
+        if not self.wardrobe.is_open:
+            return 0
+        if self.device.type != "cuda":
+            return adapter_room(read_host(), self.adapter_fraction, self.num_sharing)
+        whole = Available(read_gpu(self.device.index)[1], "that the GPU has")
+        return adapter_room(whole, self.adapter_fraction, self.num_sharing)
 
 
 def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
@@ -103,7 +114,7 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     runner = Runner(model, attention, sampler, group, wardrobe.bearers, device=device)
     sharing = count_sharing(config.rank, config.world_size, num_gpus) if device.type == "cuda" else config.world_size
     return Loaded(config.model, model, attention, runner, group, device, dtype, inexact, grammars, wardrobe, sharing,
-                  config.memory_fraction)
+                  config.memory_fraction, config.adapter_memory_fraction)
 
 
 def compute_on(device: torch.device, config: ShardConfig) -> None:

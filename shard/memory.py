@@ -62,6 +62,11 @@ def gpu_room(free: int, total: int, fraction: float | None, num_sharing: int) ->
                 f"{gib(kept)} that stay free{shared}")
 
 
+def adapter_room(available: Available, fraction: float, num_sharing: int) -> int:
+    """What one shard's adapters may take of it."""
+    return int(available.bytes * fraction) // num_sharing
+
+
 def check_weights(needed: int, available: Available, num_shards: int) -> None:
     """Before they are read: a process that takes more than there is would be killed without a word. `needed` is for all
     of so many shards that share what is available."""

@@ -78,6 +78,7 @@ class SimulatedWorker:
         self.ledger.warmup(request, self._model.num_blocks)
         blocks, answer = self.ledger.blocks, pb.WarmupAnswer()
         answer.block_size, answer.num_blocks, answer.why = blocks.size, blocks.count, "simulated"
+        answer.adapter_bytes = self._model.adapter_bytes
         rows, tokens, length = request.max_batch_size, request.max_prefill_tokens, max(request.max_total_tokens, 1)
         for load in ((1, 0, 1), (rows, 0, rows), (rows, 0, rows * length), (1, tokens, tokens), (2, tokens, tokens)):
             for name, value in zip(("rows", "chunk_tokens", "context"), load, strict=True):

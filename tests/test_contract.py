@@ -497,7 +497,7 @@ class TestContract:
             await asyncio.gather(one.reset(), other.reset())
             await asyncio.gather(*[self.send_all(rank, list(range(9))) for rank in (one, other)])
             assert one.state() == other.state()
-        play_simulated(story, ranks=2, gap_timeout=0.05)
+        play_simulated(story, ranks=2, gap_timeout=0.5)
 
     def test_only_rank_0_answers_with_tokens(self, play: Any) -> None:
         async def story(one: Peer, other: Peer) -> None:

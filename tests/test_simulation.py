@@ -16,6 +16,7 @@ from shard.faults import KINDS, WRONGS
 SEEDS = range(200)
 LONG = 5000
 ADAPTER = Resource("adapter", 1)
+ADAPTERS = [ADAPTER, Resource("adapter", 2, takes=10), Resource("adapter", 3, takes=10)]
 POISON = 255
 FAULT_POINTS = (set(KINDS) - {"wrong"}) | {f"wrong:{wrong}" for wrong in WRONGS} | {"poison"}
 
@@ -34,19 +35,24 @@ def random_world(seed, **more):
         max_batch_prefill_tokens=rng.choice([32, 64, 256]), max_batch_size=rng.choice([2, 6, 12]),
         max_total_tokens=200, prefill_policy=rng.choice(["mixed", "pause"]), look_ahead=rng.choice([1, 2]),
         max_decode_stall_ms=rng.choice([0, 1, 150]), waiting_served_ratio=rng.choice([0, 0.3, 1.2]),
-        max_waiting_tokens=rng.choice([0, 3, 20]))
+        max_waiting_tokens=rng.choice([0, 3, 20]), max_active_adapters=rng.choice([1, 2, 3]),
+        adapter_cycle_time_s=rng.choice([0.0, 0.2]))
     faults = [random_fault(rng) for _ in range(rng.choice([0, 1, 3, 6]))] + [f"poison@{POISON}"]
     model = SimulatedConfig(
         num_blocks=rng.choice([14, 20, 40, 100]), tokens_per_step=rng.choice([1, 1, 1, 3]), max_positions=256,
         mean_output_length=rng.choice([0.0, 50.0]), faults=";".join(faults))
     world = World(config, model, seed, noise=lambda r: r.lognormvariate(0, 0.1), **more)
-    for client in random_clients(rng):
+    carries_out = rng.random() < 0.5
+    for client in random_clients(rng, ADAPTERS if carries_out else [ADAPTER]):
         world.add(client)
-    world.at(rng.random(), lambda: world.provide(ADAPTER, present=rng.random() < 0.8))
+    if carries_out:
+        world.move_seconds, world.load_fails = 0.05, lambda _: world.random.random() < 0.1
+    else:
+        world.at(rng.random(), lambda: world.provide(ADAPTER, present=rng.random() < 0.8))
     return world
 
 
-def random_clients(rng):
+def random_clients(rng, adapters):
     now, clients, beginnings = 0.0, [], [tuple(rng.randrange(255) for _ in range(90)) for _ in range(2)]
     tenants = rng.choice([[ANYONE], [Tenant("one"), Tenant("three", weight=3.0)]])
     for number in range(20):
@@ -60,7 +66,8 @@ def random_clients(rng):
         request = Request(
             str(number), prompt, output, key=rng.getrandbits(64), end_tokens=frozenset({256}),
             priority=rng.choice([0, 0, 0, 1]), tenant=rng.choice(tenants),
-            timeout=rng.random() * 3 if rng.random() < 0.1 else None, adapter=ADAPTER if rng.random() < 0.2 else None)
+            timeout=rng.random() * 3 if rng.random() < 0.1 else None,
+            adapter=rng.choice(adapters) if rng.random() < 0.2 else None)
         leaves_at = now + rng.random() * 3 if rng.random() < 0.2 else None
         clients.append(Client(request, now, leaves_at, rng.randint(1, output) if rng.random() < 0.3 else None))
     return clients

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from router import wire
 from router.config import RouterConfig
 from router.events import Entered, Expired, Failed, Finished, Produced, Refused
 from router.hashing import block_hashes, namespace
-from router.messages import Answer, ModelFacts, Plan
+from router.messages import Answer, Bring, ModelFacts, Plan, Remove
 from router.policy import Policy
 from router.request import FinishReason, Request, Resource
 from router.scheduler import Scheduler
@@ -93,6 +94,8 @@ class World:
         self.clients: dict[int, Client] = {}
         self.everyone: list[Client] = []
         self.resources: dict[Resource, bool] = {}
+        self.move_seconds: float | None = None  # how long the shards load and unload what the core wants; None: never
+        self.load_fails: Callable[[Resource], bool] = lambda _: False
         self.inputs: list[tuple[str, tuple[Any, ...]]] = []
         self.outputs: list[Any] = []
         self.sent: list[tuple[float, Plan]] = []  # with the time at which the shards were told
@@ -208,6 +211,21 @@ class World:
     def _pump(self) -> None:
         while (plan := self._call("plan", self.now)) is not None:
             self._send(plan)
+        for move in self._call("moves", self.now) if self.core._residents.moves else ():
+            if self.move_seconds is not None:
+                self.at(self.now + self.move_seconds, partial(self._moved, move, self.epoch))
+
+    def _moved(self, move: Bring | Remove, epoch: int) -> None:
+        resource = move.resource
+        if epoch != self.epoch or not self.core_is_ready:
+            return
+        if isinstance(move, Remove):
+            self.worker.unload(pb.UnloadRequest(epoch=self.epoch, kind=pb.KIND_ADAPTER, id=resource.id))
+            self._call("removed", resource, self.now)
+        elif self.load_fails(resource):
+            self._hear(self._call("unavailable", resource, "it cannot be loaded", self.now), None)
+        else:
+            self._load(resource)
 
     def _send(self, plan: Plan) -> None:
         self.sent.append((self.now, plan))

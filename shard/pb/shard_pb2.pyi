@@ -330,7 +330,7 @@ class WarmupRequest(_message.Message):
     def __init__(self, block_size: _Optional[int] = ..., max_prefill_tokens: _Optional[int] = ..., max_batch_size: _Optional[int] = ..., max_total_tokens: _Optional[int] = ..., max_cache_tokens: _Optional[int] = ...) -> None: ...
 
 class WarmupAnswer(_message.Message):
-    __slots__ = ("block_size", "num_blocks", "rows", "chunk_tokens", "context", "seconds", "cache_bytes", "why")
+    __slots__ = ("block_size", "num_blocks", "rows", "chunk_tokens", "context", "seconds", "cache_bytes", "why", "adapter_bytes")
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -339,6 +339,7 @@ class WarmupAnswer(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_BYTES_FIELD_NUMBER: _ClassVar[int]
     block_size: int
     num_blocks: int
     rows: _containers.RepeatedScalarFieldContainer[int]
@@ -347,7 +348,8 @@ class WarmupAnswer(_message.Message):
     seconds: _containers.RepeatedScalarFieldContainer[float]
     cache_bytes: int
     why: str
-    def __init__(self, block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., context: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., cache_bytes: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+    adapter_bytes: int
+    def __init__(self, block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ..., chunk_tokens: _Optional[_Iterable[int]] = ..., context: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., cache_bytes: _Optional[int] = ..., why: _Optional[str] = ..., adapter_bytes: _Optional[int] = ...) -> None: ...
 
 class ResetRequest(_message.Message):
     __slots__ = ("epoch",)

@@ -142,9 +142,17 @@ def test_a_mistake_of_ours_ends_every_answer_cleanly(tmp_path):
 def test_health_tells_whether_there_are_shards(tmp_path):
     async def story(weft):
         assert (await weft.http.get("/health")).status == 200
+        meet, may_come_back = weft.engine._meet, asyncio.Event()
+
+        async def meet_later(*expected):
+            await may_come_back.wait()
+            return await meet(*expected)
+
+        weft.engine._meet = meet_later
         waiting, lost = asyncio.create_task(weft.stream("a loom", 20)), weft.watch("shards_lost")
         await lost.get()
         assert (await weft.http.get("/health")).status == 503
+        may_come_back.set()
         await waiting
         assert (await weft.http.get("/health")).status == 200
     play(story, tmp_path, http=True, faults="die@decode:3")

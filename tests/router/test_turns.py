@@ -83,7 +83,7 @@ def test_who_waits_is_told_what_for() -> None:
     core.hold(held, 0.0)
     step(core)
     assert [cause(core, number) for number in whole] == [Cause.DECODE, Cause.BLOCKS]
-    assert [cause(core, number) for number in (stuck, held, behind)] == [Cause.QUEUE, Cause.READER, Cause.QUEUE]
+    assert [cause(core, number) for number in (stuck, held, behind)] == [Cause.ADAPTER, Cause.READER, Cause.QUEUE]
     core.cancel(whole[1], 0.2)
     step(core, 0.2)
     assert cause(core, stuck) is Cause.ADAPTER

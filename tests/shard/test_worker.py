@@ -36,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 ALWAYS = ("llama", "qwen2", "qwen3")  # of the others, tests/shard/test_families.py has what cannot wait
 PARAMS = [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.long) for name in MODELS]
-CLOSE = 0.125  # two logits nearer than this may come in either order in bfloat16
+SMALL, MOSTLY = 1e-3, 0.75
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # for as many as four ranks
 
 
@@ -223,19 +223,23 @@ def test_bfloat16_where_it_is_asked_for(tmp_path: Path, ranks: int) -> None:
 
 
 def assert_nearly_right(model: Path, ranks: int = 1, **settings: Any) -> None:
-    """Equal up to the first place where the oracle's two best are too close to call."""
+    """Every token is the best by the oracle in float32, or nearer to it than rounding takes the oracle's own logits. In
+    a mixture of experts a rounding may choose another expert, and change all that follows: most of them."""
     requests = crowd()[3:]
     with Loom(model, ranks, **settings) as loom:
         heard = loom.weave([Thread(request) for request in requests])
         dtype = loom.infos[0].dtype
     for request, each in zip(requests, heard, strict=True):
-        clear = clear_places(model, request, dtype)
-        assert each.tokens[:clear] == answer(model, request.prompt, request.max_new_tokens, dtype)[:clear]
+        near = is_near(model, request.prompt, each.tokens, dtype)
+        assert near.float().mean() >= (MOSTLY if has_experts(model) else 1.0)
 
 
-def clear_places(model: Path, request: Request, dtype: str) -> int:
-    """How many tokens of the oracle's answer come before a close call."""
-    said = answer(model, request.prompt, request.max_new_tokens, dtype)
-    best = logits(model, (*request.prompt, *said), dtype)[len(request.prompt) - 1:-1].topk(2).values
-    close = [place for place, (first, second) in enumerate(best.tolist()) if first - second < CLOSE]
-    return min(close, default=len(said))
+def is_near(model: Path, prompt: tuple[int, ...], said: list[int], dtype: str) -> torch.Tensor:
+    """Of each token that was said behind the prompt and those before it."""
+    exact, rounded = (logits(model, (*prompt, *said), kind)[len(prompt) - 1:-1] for kind in ("float32", dtype))
+    behind = exact.max(dim=-1).values - exact.gather(1, torch.tensor(said)[:, None])[:, 0]
+    return behind <= (rounded - exact).abs().max() + SMALL
+
+
+def has_experts(model: Path) -> bool:
+    return "num_experts_per_tok" in (model / "config.json").read_text()
