@@ -22,12 +22,20 @@ from cyclopts.validators import Number
 
 from launcher import doctor
 from launcher.banner import banner
-from launcher.environment import hub_cache, hub_token, large_pages, machine_file, record_folder
+from launcher.environment import (
+    adapter_folder,
+    hub_access,
+    hub_cache,
+    hub_token,
+    large_pages,
+    machine_file,
+    record_folder,
+)
 from launcher.fetch import Order, fetch, order, what_is_missing
 from launcher.folder import server_folder
 from launcher.foreign.migrate import migrated
 from launcher.model import BOX, DEMO, Model, cached, find_model
-from launcher.plan import make_plan, python_module
+from launcher.plan import AdapterStore, make_plan, python_module
 from launcher.processes import Failed, bind, serve
 from launcher.settings import GROUPS, POSITIONAL, LaunchConfig, Setting, make_configs
 from launcher.voice import PLAIN, Voice
@@ -73,8 +81,19 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, v
         with server_folder() as folder:
             plan = make_plan(router, shard, launch.num_shard, checked(folder), model,
                              environment=large_pages(os.environ), record_folder=str(record_folder(os.environ)),
-                             logs=launch.logs, traces=launch.traces)
+                             adapters=adapter_store(launch, router), logs=launch.logs, traces=launch.traces)
             asyncio.run(serve(plan, listener, greet, router.shutdown_timeout, voice))
+
+
+def adapter_store(launch: LaunchConfig, router: RouterConfig) -> AdapterStore | None:
+    """Nothing where adapters are not served."""
+    if not (launch.adapters or launch.adapter_root or router.adapter_id or router.preloaded_adapter_ids):
+        return None
+    access = hub_access(os.environ)
+    return AdapterStore(
+        str(adapter_folder(os.environ)), os.path.abspath(launch.adapter_root) if launch.adapter_root else "",
+        int(launch.adapter_disk_gb * 1e9), access.endpoint, client(), access.offline, str(hub_cache(os.environ)),
+        access.token)
 
 
 def with_own_settings(given: Mapping[str, Any]) -> dict[str, Any]:

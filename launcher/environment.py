@@ -105,6 +105,11 @@ def record_folder(environment: Mapping[str, str]) -> Path:
     return cache_folder(environment) / "weft" / "recordings"
 
 
+def adapter_folder(environment: Mapping[str, str]) -> Path:
+    """Where adapters are kept that were fetched."""
+    return cache_folder(environment) / "weft" / "adapters"
+
+
 def given(environment: Mapping[str, str], name: str) -> Path | None:
     return Path(environment[name]).expanduser() if environment.get(name) else None
 

@@ -38,7 +38,8 @@ BOX = {model.name: model for model in (
     Model(DEMO, str(Path(__file__).parent / "demo" / "model"),
           "a demo model with 4 million parameters; its facts are often wrong",
           # It says the same on every machine, and what is tried in passing should be light: a cache of 160 MiB.
-          {"dtype": "float32", "max_batch_total_tokens": 32_768}),
+          {"dtype": "float32", "max_batch_total_tokens": 32_768,
+           "adapters": True, "adapter_source": "local", "adapter_root": str(Path(__file__).parent / "demo/adapters")}),
     Model(SIMULATED, "", "no model: made-up words, at the speed of a real one"),
 )}
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from launcher.model import Model
-from router.config import API_KEY, RouterConfig
+from router.config import API_KEY, HUB_TOKEN, RouterConfig
 from shard.config import ShardConfig
 from shard.logs import Logs
 from shard.traces import Traces
@@ -29,6 +29,26 @@ class Child:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterStore:
+    """What the process that keeps adapters is told. The router starts it when the first one is asked for."""
+
+    store: str  # the folder
+    root: str  # below which are those of the source `local`
+    most_bytes: int
+    endpoint: str
+    client: str
+    offline: str
+    hub_cache: str
+    token: str = field(default="", repr=False)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        settings = asdict(self)
+        del settings["token"]
+        return (*python_module("launcher.adapters.server"), json.dumps(settings))
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     shards: tuple[Child, ...]
     router: Child
@@ -47,14 +67,16 @@ def python_module(name: str) -> tuple[str, ...]:
 
 
 def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: str, model: Model, *,
-              environment: Mapping[str, str], record_folder: str = "", logs: Logs = AS_EVER,
-              traces: Traces = UNTRACED) -> Plan:
+              environment: Mapping[str, str], record_folder: str = "", adapters: AdapterStore | None = None,
+              logs: Logs = AS_EVER, traces: Traces = UNTRACED) -> Plan:
     """One shard per rank, each with a socket in `folder` and `environment` beside what it inherits, and the router that
     drives them and writes recordings to `record_folder`."""
     config = asdict(router)
-    secrets = {API_KEY: config.pop("api_key")}  # whoever lists processes sees arguments, not environments
+    # Whoever lists processes sees arguments, not environments.
+    secrets = {API_KEY: config.pop("api_key")} | ({HUB_TOKEN: adapters.token} if adapters else {})
     shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{folder}/shard-{rank}.sock",
-                      model=model.folder, progress=f"{folder}/progress-{rank}", logs=logs, traces=traces)
+                      model=model.folder, adaptable=adapters is not None, progress=f"{folder}/progress-{rank}",
+                      logs=logs, traces=traces)
               for rank in range(num_shard)]
     return Plan(
         shards=tuple(Child(f"shard {item.rank}", python_module("shard.server"), asdict(item), environment)
@@ -62,6 +84,7 @@ def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: 
         router=Child("router", python_module("router"),
                      {"config": config, "shards": [item.socket for item in shards], "model": model.name,
                       "notice": model.notice, "folder": model.folder, "record_folder": record_folder,
+                      "store": adapters.command if adapters else (),
                       "progress": [item.progress for item in shards], "logs": asdict(logs),
                       "traces": asdict(traces)}, secrets),
         folder=folder)

@@ -6,7 +6,7 @@ shards write how far their start has come (`progress`), how to log (`logs`), whe
 descriptors that the process may have inherited: `listen_fd`, a bound socket; `ready_fd`, which gets `ready PORT JSON`,
 with what the banner tells of the shards, or `failed WHY`, and at any time `broken WHY` when the shards should be
 replaced; `parent_fd`, whose end-of-file says that the parent is gone. Only the key that clients must send comes by a
-variable, WEFT_API_KEY.
+variable, WEFT_API_KEY, and so does the server's own token for the Hub, WEFT_HUB_TOKEN.
 """
 
 import asyncio
@@ -25,8 +25,9 @@ from typing import Any
 
 import uvloop
 
+from router.adapters import Adapters
 from router.chat import ChatTemplate, plain_template
-from router.config import API_KEY, RouterConfig
+from router.config import API_KEY, HUB_TOKEN, RouterConfig
 from router.engine import Engine
 from router.health import LEAVING
 from router.http.app import create_app, create_door
@@ -40,6 +41,7 @@ from router.model_files import read_chat_template, read_tokenizer
 from router.shards import Shards, ShardsLost
 from router.shelf import Shelf
 from router.startup import Startup
+from router.store import Store
 from router.tenants import Keys
 from router.tokenizer import Tokenizer, byte_tokenizer
 from router.validation import Validator
@@ -67,21 +69,23 @@ class Order:
     listen_fd: int = -1
     ready_fd: int = -1
     parent_fd: int = -1
+    store: tuple[str, ...] = ()  # the command of the process that keeps adapters; none: they are not served
     record_folder: str = ""  # where recordings are written; without one nothing is recorded
     progress: tuple[str, ...] = ()  # the files in which the shards write how far they are
     logs: Logs = field(default_factory=Logs)
     traces: Traces = field(default_factory=Traces)
+    hub_token: str = field(default="", repr=False)  # for adapters that whoever runs the server has named
 
     @classmethod
-    def from_json(cls, text: str, api_key: str = "") -> "Order":
-        """The key comes beside: it is no argument of the process, since others see those."""
+    def from_json(cls, text: str, api_key: str = "", hub_token: str = "") -> "Order":
+        """Secrets come beside: they are no arguments of the process, since others see those."""
         given: dict[str, Any] = json.loads(text)
         settings: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
                                     for name, value in given["config"].items()}
         config = RouterConfig(**{"api_key": api_key, **settings})
-        lists = {name: tuple(given.get(name, ())) for name in ("shards", "progress")}
+        lists = {name: tuple(given.get(name, ())) for name in ("shards", "progress", "store")}
         nested = {"config": config, "logs": Logs(**given.get("logs", {})), "traces": Traces(**given.get("traces", {}))}
-        return cls(**given | nested | lists)
+        return cls(**given | nested | lists | {"hub_token": hub_token})
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,8 @@ class Running:
         await self.server.close()
         await self.entrance.close()
         self.validator.close()
+        if self.validator.adapters is not None:
+            await self.validator.adapters.close()
         if self.shelf is not None:
             await asyncio.to_thread(self.shelf.close)
         if self.sender is not None:
@@ -186,10 +192,16 @@ async def start_engine(engine: Engine, entrance: Entrance, startup: Startup) -> 
 
 async def let_in(
         order: Order, engine: Engine, entrance: Entrance, files: TextFiles, shelf: Shelf | None) -> Running:
+    adapters = None
     try:
         sender = make_sender(order.traces, "router", log.warning)
-        validator = Validator(order.config, engine.facts, *files, engine.resources.of)
-    except ValueError:
+        if order.store:
+            adapters = Adapters(order.config, Store(order.store, order.hub_token), engine.resources)
+            await adapters.preload(engine.resources.keep)
+        validator = Validator(order.config, engine.facts, *files, engine.resources.of, adapters=adapters)
+    except (ValueError, ShardsLost):
+        if adapters is not None:
+            await adapters.close()
         await engine.stop()
         raise
     about = About(order.model, order.notice)
@@ -279,7 +291,7 @@ def tell(ready_fd: int, line: str) -> None:
 
 
 def main() -> None:
-    order = Order.from_json(sys.argv[1], os.environ.get(API_KEY, ""))
+    order = Order.from_json(sys.argv[1], os.environ.get(API_KEY, ""), os.environ.pop(HUB_TOKEN, ""))
     start_logging("router", order.logs)
     with suppress(asyncio.CancelledError):
         raise SystemExit(uvloop.run(serve(order)))

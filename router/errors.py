@@ -5,6 +5,8 @@
     ├── ToolsFailed          the tools that are offered, or how, make no sense
     ├── TemplateFailed       the model has no chat template, or its template makes no prompt of these messages
     ├── Overloaded           refused at the door; `retry_after` seconds from now is worth another try
+    ├── AdapterMissing       there is no adapter of this name, or none that this client may use
+    ├── AdapterFailed        there is one, and it cannot be fetched, or is not sound
     ├── NotReady             the shards are not there (yet, or any more)
     ├── GenerationFailed     the request was accepted and failed on a shard
     ├── TimedOut             the time that its client gave it ran out before it had a token
@@ -37,6 +39,14 @@ class Overloaded(RequestError):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class AdapterMissing(RequestError):
+    pass
+
+
+class AdapterFailed(RequestError):
+    pass
 
 
 class NotReady(RequestError):

@@ -5,7 +5,7 @@ that are new get again what should be there. Knows nothing of what a source says
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -57,6 +57,13 @@ class Resources:
             self._known[kind, source] = resource
             self._sources[resource] = source
         return resource
+
+    def knows(self, kind: str, source: str) -> bool:
+        """Whether somebody needs it, or it is on the shards."""
+        return (kind, source) in self._known
+
+    def known(self, kind: str) -> Iterator[str]:
+        return (source for of, source in self._known if of == kind)
 
     async def keep(self, resource: Resource) -> str:
         """Has it there from now on; returns why not, if so. Raises ShardsLost."""

@@ -9,6 +9,8 @@ import secrets
 import time
 from dataclasses import dataclass
 
+from router.adapters import Adapters, Borrowed
+from router.adapters import Wanted as AdapterWanted
 from router.bounds import above_zero, between, fraction
 from router.chat import ChatTemplate, Conversation
 from router.config import RouterConfig
@@ -26,7 +28,7 @@ from router.tokenizer import Tokenizer
 MAX_STOP_CHARACTERS = 1024
 MAX_SALT_CHARACTERS = 256
 MOST_PRIORITY = 10
-NO_ADAPTER = ""  # its place among those who share; adapters do not exist yet
+NO_ADAPTER = ""  # its place among those who share
 now = time.monotonic
 
 
@@ -56,7 +58,7 @@ class Wanted:
     top_n_tokens: int | None = None
     prompt_logprobs: bool = False
     grammar: Grammar | None = None
-    adapter: str | None = None
+    adapter: AdapterWanted | None = None
     cache_salt: str | None = None  # only requests with the same one share cached prompts
     priority: int = 0
     tenant: Tenant = ANYONE
@@ -77,15 +79,18 @@ class Choice:
     request: Request
     seed: int | None
     num_characters: int = 0  # of the prompt's text
+    adapter: Borrowed | None = None
 
 
 class Validator:
     """Close it to end its threads."""
 
     def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer,
-                 template: ChatTemplate | None = None, number: Number | None = None) -> None:
-        """`number` is what grammars get theirs from; without it they are not served."""
+                 template: ChatTemplate | None = None, number: Number | None = None, *,
+                 adapters: Adapters | None = None) -> None:
+        """`number` is what grammars get theirs from; without it they are not served, nor adapters without theirs."""
         self.tokenizer = tokenizer
+        self.adapters = adapters
         self._grammars = Grammars(config, facts, tokenizer, number)
         self._prompts = Prompts(config, facts, tokenizer, template)
         self._config = config
@@ -95,15 +100,15 @@ class Validator:
 
     async def choices(self, wanted: Wanted) -> list[Choice]:
         """The requests for what is wanted, one for each of `best_of`. Raises InvalidRequest, TemplateFailed,
-        Overloaded or TimedOut."""
+        AdapterMissing, AdapterFailed, Overloaded or TimedOut."""
         sampling = self._check(wanted)
-        space = self._namespace(wanted)
+        adapter = await self._adapter(wanted)
+        space = self._namespace(wanted, adapter)
         given = Text(wanted.prompt, wanted.truncate, wanted.max_new_tokens, space, wanted.names)
         prompt = await self._prompts.of(given)
-        if wanted.adapter is not None:
-            raise InvalidRequest("`adapter_id` is given, but this model is served without adapters; leave it out")
         grammar = await self._grammars.need(wanted.names.grammar, wanted.grammar)
-        return [self._choice(wanted, sampling, prompt, grammar, index) for index in range(wanted.best_of or 1)]
+        return [self._choice(wanted, sampling, prompt, adapter, grammar=grammar, index=index)
+                for index in range(wanted.best_of or 1)]
 
     async def encoded(self, text: str | Conversation) -> Encoded:
         """A prompt's tokens, however many. Raises InvalidRequest, TemplateFailed or Overloaded."""
@@ -199,15 +204,23 @@ class Validator:
                 raise InvalidRequest(f"`cache_salt` must have at most {MAX_SALT_CHARACTERS} characters, "
                                      f"got {len(salt)}")
 
-    def _namespace(self, wanted: Wanted) -> bytes:
+    async def _adapter(self, wanted: Wanted) -> Borrowed | None:
+        if self.adapters is not None:
+            return await self.adapters.of(wanted.adapter, wanted.deadline)
+        if wanted.adapter is not None:
+            raise InvalidRequest("`adapter_id` is given, but this model is served without adapters (--adapters); "
+                                 "leave it out")
+        return None
+
+    def _namespace(self, wanted: Wanted, adapter: Borrowed | None) -> bytes:
         """Who may share what is cached of a prompt (--cache-scope)."""
         if self._config.cache_scope == "off":
             return b""
         tenant = wanted.tenant.name if self._config.cache_scope == "tenant" else ""
-        return namespace(tenant, NO_ADAPTER, wanted.cache_salt or "")
+        return namespace(tenant, NO_ADAPTER if adapter is None else adapter.digest, wanted.cache_salt or "")
 
-    def _choice(self, wanted: Wanted, sampling: SamplingParams, prompt: Prompt, grammar: Resource | None,
-                index: int) -> Choice:
+    def _choice(self, wanted: Wanted, sampling: SamplingParams, prompt: Prompt, adapter: Borrowed | None, *,
+                grammar: Resource | None, index: int) -> Choice:
         left = self.limits.max_total_tokens - len(prompt.tokens)
         seed = chosen_seed(wanted.seed) if sampling.temperature else None
         request = Request(
@@ -225,9 +238,10 @@ class Validator:
             timeout=time_left(wanted.deadline),
             namespace=prompt.namespace,
             block_hashes=prompt.block_hashes,
+            adapter=None if adapter is None else adapter.resource,
             grammar=grammar,
         )
-        return Choice(request, seed, prompt.num_characters)
+        return Choice(request, seed, prompt.num_characters, adapter)
 
 
 def choice_id(request_id: str, index: int) -> str:

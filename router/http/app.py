@@ -11,13 +11,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from router.config import RouterConfig
-from router.errors import Cancelled, NotReady
+from router.errors import AdapterMissing, Cancelled, NotReady
 from router.http.clouds import Clouds
 from router.http.completions import Completions
 from router.http.cors import allow_origins
 from router.http.dialect import About, Engine, House
 from router.http.docs import Docs
-from router.http.errors import Told
+from router.http.errors import Told, shortened
 from router.http.headers import identity
 from router.http.health import Probes
 from router.http.info import Facts
@@ -84,6 +84,8 @@ def told(request: web.Request, error: Exception) -> Told:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         limit = request.client_max_size - 1
         return Told(413, "payload_too_large", f"the body must have at most {limit} bytes (--payload-limit)")
+    if isinstance(error, AdapterMissing) and request.path.startswith("/v1/"):  # where an adapter is named as a model
+        return Told(404, "model_not_found", shortened(str(error)))
     return Told.of(error)
 
 

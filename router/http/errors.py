@@ -10,7 +10,17 @@ from math import ceil
 
 from aiohttp import web
 
-from router.errors import GenerationFailed, InvalidRequest, NotReady, Overloaded, TemplateFailed, TimedOut, ToolsFailed
+from router.errors import (
+    AdapterFailed,
+    AdapterMissing,
+    GenerationFailed,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    TemplateFailed,
+    TimedOut,
+    ToolsFailed,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +33,8 @@ KINDS: dict[type[Exception], tuple[int, str, str]] = {
     ToolsFailed: (422, "tool_error", "Tool error: "),
     Overloaded: (429, "overloaded", "Model is overloaded: "),
     NotReady: (503, "overloaded", "Model is not ready: "),
+    AdapterMissing: (424, "generation", "Request failed during generation: "),
+    AdapterFailed: (424, "generation", "Request failed during generation: "),
     GenerationFailed: (424, "generation", "Request failed during generation: "),
     TimedOut: (408, "timeout", "Request timed out: "),
 }

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import FailFast, Field
 
+from router.adapters import Named
 from router.errors import InvalidRequest
 from router.grammar import read_grammar
 from router.http.body import Foreign, Integer32, Unsigned, Unsigned32, read_body
@@ -80,7 +81,7 @@ class Generate(Foreign):
             top_n_tokens=given.top_n_tokens,
             prompt_logprobs=given.decoder_input_details,
             grammar=None if given.grammar is None else read_grammar("grammar", given.grammar),
-            adapter=given.adapter_id,
+            adapter=Named(given.adapter_id) if given.adapter_id else None,
             cache_salt=self._cache_salt(),
             priority=given.priority,
             tenant=caller.tenant,

@@ -71,7 +71,7 @@ class Case:
             return (name, value) == ("inputs", "")
         if self.streamed and ".parameters" in way and name in IN_STREAMS:
             return value not in IN_STREAMS[name]
-        return (name == "adapter_id" and value is not None) or (name in LIMITS and (value or 0) > LIMITS[name])
+        return (name == "adapter_id" and bool(value)) or (name in LIMITS and (value or 0) > LIMITS[name])
 
 
 def body_with(put: Put, value: str, **more: Any) -> str:

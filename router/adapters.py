@@ -1,0 +1,290 @@
+"""From the adapter that a client names to what its request needs: the version of it that is there now, by its digest.
+
+A name stands for the version that was found when it was first asked for, until it is fetched anew; who has a version
+keeps it. Adapters that not everybody may read are asked for again by the token of each request. Knows neither where
+adapters come from nor how they come to the shards.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, NoReturn, Protocol
+
+from router.config import RouterConfig
+from router.errors import AdapterFailed, AdapterMissing, InvalidRequest, Overloaded, TimedOut
+from router.request import ADAPTER, Resource
+
+LONGEST_NAME = 512
+ACCESS_SECONDS = 60.0  # for which a token that was let in need not be shown again
+MOST_KNOWN = 4096  # names, and tokens that were let in
+STRATEGIES = ("linear", "ties", "dare_linear", "dare_ties")
+SIGNS = ("total", "frequency")
+now = time.monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An adapter as a client names it. Without a source it is the server's."""
+
+    name: str
+    source: str | None = None
+    token: str = field(default="", repr=False, compare=False)  # of the client, for the source
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Several adapters that become one."""
+
+    parts: tuple[Named, ...]
+    weights: tuple[float, ...]
+    strategy: str = "linear"
+    density: float = 1.0
+    sign: str = "total"
+
+
+Wanted = Named | Merged
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    digest: str
+    folder: str
+    takes: int  # bytes on a shard, at most
+    bytes: int
+    base: str = ""
+    is_private: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """What a request goes by."""
+
+    resource: Resource
+    digest: str
+    name: str
+    source: str
+
+
+@dataclass(slots=True)
+class Entry:
+    """What a name stands for."""
+
+    version: Version
+    used: float
+
+
+class Store(Protocol):
+    async def ask(self, **question: Any) -> Mapping[str, Any]: ...
+
+    async def close(self) -> None: ...
+
+
+class Shelves(Protocol):
+    """Numbers what shards load."""
+
+    def of(self, kind: str, source: str, takes: int = 0, *, stays: bool = False) -> Resource: ...
+
+    def knows(self, kind: str, source: str) -> bool: ...
+
+    def known(self, kind: str) -> Iterator[str]: ...
+
+
+class Adapters:
+    """Close it to end the store."""
+
+    def __init__(self, config: RouterConfig, store: Store, shelves: Shelves) -> None:
+        self._config = config
+        self._store = store
+        self._shelves = shelves
+        self._entries: OrderedDict[Named, Entry] = OrderedDict()
+        self._aliases: dict[str, Named] = {}
+        self._ours: set[Named] = set()  # named by whoever runs the server: everybody may use them
+        self._fetching: dict[tuple[Named, str], asyncio.Task[Entry]] = {}
+        self._let_in: OrderedDict[tuple[Named, bytes], float] = OrderedDict()
+        self._static: Borrowed | None = None
+        self._kept: dict[str, Resource] = {}  # by folder
+
+    async def close(self) -> None:
+        for task in [*self._fetching.values()]:
+            task.cancel()
+        await self._store.close()
+
+    # -- for requests
+
+    async def of(self, wanted: Wanted | None, deadline: float | None = None) -> Borrowed | None:
+        """Raises InvalidRequest, AdapterMissing, AdapterFailed, Overloaded or TimedOut."""
+        if wanted is None:
+            return self._static
+        finding = self._merge(wanted) if isinstance(wanted, Merged) else self._find(wanted)
+        if deadline is None:
+            return await finding
+        try:
+            return await asyncio.wait_for(finding, max(deadline - now(), 0.0))
+        except TimeoutError:
+            raise TimedOut("its time ran out before its adapter was there") from None
+
+    async def fetch(self, wanted: Named) -> Borrowed:
+        """Whatever it stood for before, from now on the name stands for what its source has now."""
+        named = self._checked(wanted)
+        return self._borrowed(named, await self._fetched(named, wanted.token, fresh=True))
+
+    def forget(self, wanted: Named) -> bool:
+        """Whether the name stood for anything. Requests keep what they have."""
+        return self._entries.pop(self._checked(wanted), None) is not None
+
+    def known(self) -> dict[Named, Entry]:
+        return dict(self._entries)
+
+    @property
+    def names(self) -> dict[str, Named]:
+        """What whoever runs the server has named."""
+        return dict(self._aliases)
+
+    # -- for whoever runs the server
+
+    async def preload(self, keep: Callable[[Resource], Awaitable[str]]) -> None:
+        """What stays; `keep` has it loaded. Raises ValueError."""
+        config = self._config
+        source = config.preloaded_adapter_source or config.adapter_source
+        for given in config.preloaded_adapter_ids:
+            alias, _, name = given.rpartition("=")
+            await self._keep(alias or name, Named(name, source), keep)
+        if config.adapter_id:
+            self._static = await self._keep(config.adapter_id, Named(config.adapter_id, config.adapter_source), keep)
+
+    async def _keep(self, alias: str, named: Named, keep: Callable[[Resource], Awaitable[str]]) -> Borrowed:
+        try:
+            self._ours.add(named := self._checked(named))
+            entry = await self._fetched(named, "")
+            borrowed = self._borrowed(named, entry, stays=True)
+            reason = await keep(borrowed.resource)
+        except (AdapterFailed, AdapterMissing, InvalidRequest) as error:
+            reason = str(error)
+        if reason:
+            raise ValueError(f"the adapter {named.name} cannot be served: {reason}")
+        self._aliases[alias] = named
+        self._kept[entry.version.folder] = borrowed.resource
+        return borrowed
+
+    # -- the inside
+
+    async def _find(self, wanted: Named) -> Borrowed:
+        named = self._checked(wanted)
+        entry = self._entries.get(named)
+        if entry is None or not self._shelves.knows(ADAPTER, entry.version.folder):
+            entry = await self._fetched(named, wanted.token)
+        if entry.version.is_private and named not in self._ours:
+            await self._check_access(named, wanted.token)
+        return self._borrowed(named, entry)
+
+    def _checked(self, wanted: Named) -> Named:
+        """As it is known: with its source, without its token."""
+        name = wanted.name
+        if wanted.source is None and name in self._aliases:
+            return self._aliases[name]
+        if not name or len(name) > LONGEST_NAME or not name.isprintable():
+            raise InvalidRequest(f"`adapter_id` must be a name of 1 to {LONGEST_NAME} characters that can be printed, "
+                                 f"got {len(name)} characters")
+        return Named(name, wanted.source or self._config.adapter_source)
+
+    def _borrowed(self, named: Named, entry: Entry, *, stays: bool = False) -> Borrowed:
+        entry.used = now()
+        self._entries.move_to_end(named)
+        version = entry.version
+        resource = self._shelves.of(ADAPTER, version.folder, version.takes, stays=stays)
+        return Borrowed(resource, version.digest, named.name, named.source or "")
+
+    async def _fetched(self, named: Named, token: str, *, fresh: bool = False) -> Entry:
+        """Who asks for the same waits for the same; it goes on when whoever asked first leaves."""
+        key = (named, token)
+        if key not in self._fetching or fresh:
+            if len(self._fetching) >= self._config.max_concurrent_requests:
+                raise Overloaded(f"{len(self._fetching)} other adapters are being fetched")
+            task = asyncio.create_task(self._fetch(named, token, fresh=fresh))
+            self._fetching[key] = task
+            task.add_done_callback(lambda done: self._over(key, done))
+        return await asyncio.shield(self._fetching[key])
+
+    def _over(self, key: tuple[Named, str], task: "asyncio.Task[Entry]") -> None:
+        if self._fetching.get(key) is task:
+            del self._fetching[key]
+        if not task.cancelled():
+            task.exception()  # who waited has heard of it, and perhaps nobody did
+
+    async def _fetch(self, named: Named, token: str, *, fresh: bool) -> Entry:
+        question = {"op": "fetch", "source": named.source, "name": named.name, "token": token,
+                    "own_token": named in self._ours, "fresh": fresh}
+        version = version_of(await self._answer(named.name, **question))
+        entry = self._entries[named] = Entry(version, now())
+        while len(self._entries) > MOST_KNOWN:
+            self._entries.popitem(last=False)
+        if version.is_private:
+            self._note_access(named, token)
+        return entry
+
+    async def _merge(self, wanted: Merged) -> Borrowed:
+        check_merge(wanted)
+        parts = await asyncio.gather(*map(self._find, wanted.parts))
+        name, source = ",".join(part.name for part in parts), parts[0].source
+        if len(parts) == 1:
+            return parts[0]
+        version = version_of(await self._answer(
+            name, op="merge", digests=[part.digest for part in parts], weights=list(wanted.weights),
+            strategy=wanted.strategy, density=wanted.density, sign=wanted.sign))
+        resource = self._shelves.of(ADAPTER, version.folder, version.takes)
+        return Borrowed(resource, version.digest, name, source)
+
+    async def _check_access(self, named: Named, token: str) -> None:
+        """May this token read it? Whoever was let in a moment ago may."""
+        until = self._let_in.get((named, digest_of(token)))
+        if until is None or until < now():
+            await self._answer(named.name, op="allowed", source=named.source, name=named.name, token=token)
+            self._note_access(named, token)
+
+    def _note_access(self, named: Named, token: str) -> None:
+        self._let_in[named, digest_of(token)] = now() + ACCESS_SECONDS
+        while len(self._let_in) > MOST_KNOWN:
+            self._let_in.popitem(last=False)
+
+    async def _answer(self, about: str, **question: Any) -> Mapping[str, Any]:
+        """What is in use must not be removed meanwhile."""
+        in_use = [folder.rpartition("/")[2] for folder in self._shelves.known(ADAPTER)]
+        await self._store.ask(op="pin", digests=in_use)
+        answer = await self._store.ask(**question)
+        if "error" in answer:
+            fail(about, answer)
+        return answer
+
+
+def version_of(answer: Mapping[str, Any]) -> Version:
+    return Version(answer["digest"], answer["folder"], answer["takes"], answer["bytes"], answer.get("base", ""),
+                   bool(answer.get("private")))
+
+
+def fail(name: str, answer: Mapping[str, Any]) -> NoReturn:
+    kind, reason = answer.get("kind"), f"the adapter {name[:LONGEST_NAME]}: {answer['error']}"
+    raise (AdapterMissing if kind in {"missing", "forbidden"} else AdapterFailed)(reason)
+
+
+def check_merge(wanted: Merged) -> None:
+    """In LoRAX's order."""
+    if not wanted.parts:
+        raise InvalidRequest("at least one adapter ID must be provided when setting `adapters`")
+    if len(wanted.parts) != len(wanted.weights):
+        raise InvalidRequest("number of adapter IDs must match number of adapter weights")
+    for name, value, choices in (("merge_strategy", wanted.strategy, STRATEGIES),
+                                 ("majority_sign_method", wanted.sign, SIGNS)):
+        if value not in choices:
+            raise InvalidRequest(f"`{name}` must be one of {', '.join(choices)}, got {value[:40]!r}")
+    if not 0.0 < wanted.density <= 1.0:
+        raise InvalidRequest(f"`density` must be above 0 and at most 1, got {wanted.density}")
+    for weight in wanted.weights:
+        if abs(weight) > 1e6:
+            raise InvalidRequest(f"a weight must be at most 1e6, got {weight}")
+
+
+def digest_of(token: str) -> bytes:
+    return sha256(token.encode(errors="surrogatepass")).digest()
