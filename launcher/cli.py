@@ -200,7 +200,8 @@ def doctor_command(*words: str, json: Annotated[bool, Parameter(help="As JSON, f
 
 
 def migrate_command(*line: Annotated[str, Parameter(help="What is run today; begin with -- before it.")]) -> None:
-    """What `weft serve` is to be told instead of a command line of text-generation-launcher, and what is left out."""
+    """What `weft` is to be told instead of a command line of text-generation-launcher or lorax-launcher, and what is
+    left out."""
     print(migrated(line, os.environ))
 
 

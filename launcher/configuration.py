@@ -1,18 +1,21 @@
-"""Writes docs/configuration.md from the settings, and the end of docs/migrating.md from the table of foreign flags.
+"""Writes docs/configuration.md from the settings, and the tables in docs/migrating.md from those of foreign flags.
 
 `python -P -m launcher.configuration`; `--check` only compares.
 """
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from launcher.foreign.flags import Table
+from launcher.foreign.lorax import LORAX
 from launcher.foreign.page import rows
 from launcher.foreign.tgi import TGI
 from launcher.settings import GROUPS, Setting
 
 PAGE, MIGRATING = Path("docs/configuration.md"), Path("docs/migrating.md")
-TABLE_FOLLOWS = "<!-- Written by `make docs` from launcher/foreign/tgi.py; change that. -->\n"
+FOREIGN: Mapping[str, Table] = {"launcher/foreign/tgi.py": TGI, "launcher/foreign/lorax.py": LORAX}
 HEAD = """\
 <!-- Written by `make docs` from the fields of the config dataclasses; change those. -->
 # Settings
@@ -64,8 +67,12 @@ def page() -> str:
 
 
 def migrating() -> str:
-    """As it stands, but for the table at the end."""
-    return MIGRATING.read_text().partition(TABLE_FOLLOWS)[0] + TABLE_FOLLOWS + "\n".join(rows(TGI)) + "\n"
+    """As it stands, but for the tables."""
+    text = MIGRATING.read_text()
+    for file, table in FOREIGN.items():
+        before, mark, after = text.partition(f"<!-- Written by `make docs` from {file}; change that. -->\n")
+        text = before + mark + "\n".join(rows(table)) + "\n" + re.sub(r"\A(\|.*\n)*", "", after)
+    return text
 
 
 def main() -> None:

@@ -36,7 +36,8 @@ class LaunchConfig:
     model_id: str = setting(
         DEMO, "Model to serve: a folder, or the name of one at the Hub, such as org/name, which is downloaded unless "
         "it is in the cache. weft/demo comes with weft, with --dtype float32 --max-batch-total-tokens 32768 and "
-        "adapters of its own (--adapter-source local) unless told otherwise; weft/simulated is none, and answers with made-up words.")
+        "adapters of its own (--adapter-source local) unless told "
+        "otherwise; weft/simulated is none, and answers with made-up words.")
     revision: str = setting("main", "Branch, tag or commit of a model of the Hub.")
     num_shard: int = setting(1, "Shards that share the model, each a process.", low=1, high=64)
     adapters: bool = setting(

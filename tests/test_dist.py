@@ -63,7 +63,7 @@ def test_weft_serves_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
         assert len(weft.generate(10)) > 10
 
 
-def test_the_image_s_script_installs_the_commands_of_text_generation_inference(wheel: Path, tmp_path: Path) -> None:
+def test_the_image_s_script_installs_the_commands_of_other_servers(wheel: Path, tmp_path: Path) -> None:
     """Without a network, and with what weft needs borrowed from here."""
     environment, parts = tmp_path / "environment", tmp_path / "parts"
     venv.create(environment, with_pip=False)
@@ -75,9 +75,13 @@ def test_the_image_s_script_installs_the_commands_of_text_generation_inference(w
     subprocess.run([ROOT / "deploy/docker/install.sh", parts], env=variables, check=True, capture_output=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
-    for name, line in (("text-generation-launcher", "weft: a model must be named: "),
-                       ("text-generation-server", "weft: the following arguments are required: download-weights")):
-        ended = subprocess.run([environment / "bin" / name], env={}, capture_output=True, text=True, check=False)
+    for command, line in (
+            (["text-generation-launcher"], "weft: a model must be named: "),
+            (["text-generation-server"], "weft: the following arguments are required: download-weights"),
+            (["lorax-launcher", "--eager", "--compile"], "weft: --eager and --compile contradict each other"),
+            (["lorax-server"], "weft: the following arguments are required: download-weights")):
+        ended = subprocess.run([environment / "bin" / command[0], *command[1:]], env={}, capture_output=True, text=True,
+                               check=False)
         assert (ended.returncode, ended.stdout) == (2, "")
         assert ended.stderr.startswith(line)
 

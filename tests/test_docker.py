@@ -99,6 +99,7 @@ def test_without_just_one_wheel_it_is_said_what_to_do(tmp_path: Path, wheels: tu
 def launched(tmp_path: Path) -> Callable[..., tuple[list[str], dict[str, str]]]:
     """What the entry point calls the launcher with: arguments, and those variables that may have been mapped."""
     found = program(tmp_path, "text-generation-launcher", 'printf "%s\\n" "$@" --; env')
+    program(tmp_path, "lorax-launcher", 'printf "%s\\n" lorax "$@" --; env')
 
     def start(*arguments: str, **environment: str) -> tuple[list[str], dict[str, str]]:
         done = run("entrypoint.sh", *arguments, **found | environment)
@@ -119,6 +120,12 @@ def test_sagemaker_s_variables_become_those_of_the_launcher(launched: Callable[.
     assert launched("serve", **given) == ([], {
         "MODEL_ID": "org/name", "REVISION": "v2", "QUANTIZE": "awq", "NUM_SHARD": "4", "TRUST_REMOTE_CODE": "false",
         "PORT": "8080"})
+
+
+def test_another_launcher_may_be_named_under_sagemaker_too(launched: Callable[..., object]) -> None:
+    assert launched("--eager", WEFT_LAUNCHER="lorax-launcher") == (["lorax", "--eager"], {})
+    assert launched("serve", WEFT_LAUNCHER="lorax-launcher", HF_MODEL_ID="org/name") == (
+        ["lorax"], {"MODEL_ID": "org/name", "PORT": "8080"})
 
 
 def test_what_sagemaker_does_not_say_is_left_open(launched: Callable[..., object]) -> None:

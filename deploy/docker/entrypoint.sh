@@ -1,6 +1,6 @@
 #!/bin/sh
 # What the container runs. SageMaker names the model by HF_MODEL_ID, calls the container with the word "serve" and asks at
-# port 8080; everybody else gives flags and variables of text-generation-launcher.
+# port 8080; everybody else gives flags and variables of text-generation-launcher, or of the launcher that WEFT_LAUNCHER names.
 set -eu
 if [ -n "${HF_MODEL_ID:-}" ]; then
     export MODEL_ID="$HF_MODEL_ID"
@@ -12,4 +12,4 @@ if [ -n "${HF_MODEL_ID:-}" ]; then
     export PORT=8080
     [ "${1:-}" != serve ] || shift
 fi
-exec text-generation-launcher "$@"
+exec "${WEFT_LAUNCHER:-text-generation-launcher}" "$@"

@@ -1,7 +1,8 @@
-"""The commands of text-generation-inference, as weft answers to them: `text-generation-launcher` and
-`text-generation-server`. Another server's launcher is its table and a function of two lines here.
+"""The commands of text-generation-inference and of LoRAX, as weft answers to them: `text-generation-launcher` and
+`lorax-launcher`, `text-generation-server` and `lorax-server`. Another server's launcher is its table and a function of
+two lines here.
 
-Knows no flag; what a command line becomes, `weft` does.
+Knows no flag of a launcher; what a command line becomes, `weft` does.
 """
 
 import logging
@@ -16,6 +17,7 @@ from launcher import checks
 from launcher.cli import in_one_line, run
 from launcher.environment import hub_cache
 from launcher.foreign.flags import Table
+from launcher.foreign.lorax import LORAX
 from launcher.foreign.shards import count_gpus, visible_devices
 from launcher.foreign.tgi import TGI
 from launcher.foreign.translation import Parser, translate
@@ -26,12 +28,16 @@ REFUSED = {
     "quantize": "weft writes no quantised checkpoints. Those that GPTQ, AWQ or llm-compressor wrote are served as they "
                 "are, and `weft serve MODEL --quantize int8` makes the weights of others a byte each as it loads them",
     "serve": "shards are not started one by one: `weft serve MODEL --num-shard N` starts all that a server has, and "
-             "text-generation-launcher does so under the flags that it had",
+             "{launcher} does so under the flags that it had",
 }
 
 
 def text_generation_launcher() -> None:
     launch(TGI, sys.argv[1:])
+
+
+def lorax_launcher() -> None:
+    launch(LORAX, sys.argv[1:])
 
 
 def launch(table: Table, words: Sequence[str]) -> None:
@@ -43,7 +49,10 @@ def launch(table: Table, words: Sequence[str]) -> None:
         voice.warn(note)
     if found.shows_environment:
         show_environment(voice)
-    run(["serve", *found.words])
+    if found.only_downloads:
+        download(*found.settings["model_id"], *found.settings.get("revision", ()))
+    else:
+        run(found.command)
 
 
 def show_environment(voice: Voice) -> None:
@@ -53,26 +62,46 @@ def show_environment(voice: Voice) -> None:
 
 
 def text_generation_server() -> None:
+    bring("text-generation-server", TGI)
+
+
+def lorax_server() -> None:
+    bring("lorax-server", LORAX)
+
+
+def bring(program: str, table: Table) -> None:
     with in_one_line():
-        given = download_wanted(sys.argv[1:])
-        if Path(given.model_id).is_dir():
-            find_model(given.model_id, "", hub_cache(os.environ))
-            PLAIN.say(f"{given.model_id} is a folder of this machine, so there is nothing to download")
+        given = download_wanted(program, table, sys.argv[1:])
+    if given.api_token:
+        os.environ["HF_TOKEN"] = given.api_token
+    if given.adapter_id:
+        PLAIN.warn(f"--adapter-id has no effect: {given.adapter_id} is fetched when a server starts with it")
+    download(given.model_id, given.revision)
+
+
+def download(model_id: str, revision: str = "main") -> None:
+    with in_one_line():
+        if Path(model_id).is_dir():
+            find_model(model_id, "", hub_cache(os.environ))
+            PLAIN.say(f"{model_id} is a folder of this machine, so there is nothing to download")
         else:
-            run(["download", given.model_id, "--revision", given.revision])
+            run(["download", model_id, "--revision", revision])
 
 
-def download_wanted(words: Sequence[str]) -> Namespace:
+def download_wanted(program: str, table: Table, words: Sequence[str]) -> Namespace:
     """Flags of theirs that say how to convert files, or how to log, are let pass: nothing is converted here."""
     if words and words[0] in REFUSED:
-        raise ValueError(REFUSED[words[0]])
-    parser = Parser(prog="text-generation-server", allow_abbrev=False)
-    download = parser.add_subparsers(required=True, metavar="download-weights").add_parser(
+        raise ValueError(REFUSED[words[0]].format(launcher=table.program))
+    parser = Parser(prog=program, allow_abbrev=False)
+    wanted = parser.add_subparsers(required=True, metavar="download-weights").add_parser(
         "download-weights", allow_abbrev=False, help="download a model, as `weft download` does")
-    download.add_argument("model_id")
-    download.add_argument("--revision", default="main")
-    for name in ("--extension", "--logger-level"):
-        download.add_argument(name, help="no effect")
+    wanted.add_argument("model_id")
+    wanted.add_argument("--revision", default="main")
+    wanted.add_argument("--source", choices=("hub", "local"), default="hub", help="a folder or a name at the Hub")
+    wanted.add_argument("--api-token", default="", help="the same as HF_TOKEN")
+    wanted.add_argument("--adapter-id", default="", help="no effect, and that is said")
+    for name in ("--extension", "--logger-level", "--adapter-source", "--embedding-dim"):
+        wanted.add_argument(name, help="no effect")
     for name in ("--auto-convert", "--json-output", "--trust-remote-code", "--merge-lora"):
-        download.add_argument(name, action=BooleanOptionalAction, help="no effect")
+        wanted.add_argument(name, action=BooleanOptionalAction, help="no effect")
     return parser.parse_args(words)

@@ -14,10 +14,13 @@ TRUE, FALSE = ("true", "1"), ("false", "0")
 
 class Fate(StrEnum):
     SETTING = "setting"  # one of ours is set
+    REVISED = "revised"  # as SETTING, and a name at the Hub may have its revision behind an @
+    ADAPTERS = "adapters"  # lists the adapters that are loaded at start
     VARIABLE = "variable"  # a variable is set, which we follow
     SHARDS = "shards"  # decides with others how many shards there are
     ADDRESS = "address"  # as SETTING, but a variable that holds a name of the machine does not count
     SHOWN = "shown"  # the environment is described at start
+    DOWNLOADED = "downloaded"  # the model is downloaded, and nothing served
     UNUSED = "unused"  # has no effect, and that is said at start
     SILENT = "silent"  # has no effect, and need not have one
     REFUSED = "refused"
@@ -27,8 +30,9 @@ class Fate(StrEnum):
 class Outcome:
     fate: Fate
     becomes: str = ""  # the setting, or the variable
-    gives: str = ""  # what it is set to; empty: to what was given
+    gives: str = ""  # what it is set to, with {} for what was given; empty: to that alone
     why: str = ""
+    needs: str = ""  # the setting without which this one is of no use
     values: tuple[str, ...] = ()  # what must have been given, in lower case; none: anything
 
     def holds_for(self, value: str) -> bool:
@@ -45,6 +49,8 @@ class Flag:
     short: str = ""
     default: str = ""  # what counts where nothing is given, if that is not our default
     beside: str = ""  # the flag without which the default means nothing
+    over: str = ""  # the flag that does not count beside this one
+    against: str = ""  # the switch that cannot be on when this one is
     only_variable: bool = False
 
     @property
@@ -65,23 +71,38 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
+class Always:
+    """A setting of ours that no flag of theirs sets, as it is there."""
+
+    setting: str
+    value: str
+    beside: str = ""  # as with a flag
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """All flags of one program, in the order in which they are told."""
 
     program: str
     flags: tuple[Flag, ...]
+    always: tuple[Always, ...] = ()
+
+    def taken(self, *names: str) -> tuple[Flag, ...]:
+        """Those that another program has, too."""
+        known = {flag.name: flag for flag in self.flags}
+        return tuple(known[name] for name in names)
 
 
 # -- the words of a table
 
 
-def setting(name: str, *values: str, gives: str = "") -> Outcome:
+def setting(name: str, *values: str, gives: str = "", needs: str = "") -> Outcome:
     """One of ours."""
-    return Outcome(Fate.SETTING, name, gives, values=values)
+    return Outcome(Fate.SETTING, name, gives, values=values, needs=needs)
 
 
-def variable(name: str) -> Outcome:
-    return Outcome(Fate.VARIABLE, name)
+def variable(name: str, gives: str = "") -> Outcome:
+    return Outcome(Fate.VARIABLE, name, gives)
 
 
 def unused(why: str, *values: str) -> Outcome:
@@ -101,6 +122,10 @@ def same(name: str, default: str = "", short: str = "", kind: Kind = "value", be
     return Flag(name, (setting(name.replace("-", "_")),), kind, short, default, beside)
 
 
-def switch(name: str, on: Outcome, off: str = "it is off by default") -> Flag:
+def switch(name: str, on: Outcome, off: str = "it is off by default", against: str = "") -> Flag:
     """`on` is what becomes of it where it is given, `off` why nothing need be done where it is given as false."""
-    return Flag(name, (replace(on, values=TRUE), silent(off, *FALSE)), "switch")
+    return Flag(name, (replace(on, values=TRUE), silent(off, *FALSE)), "switch", against=against)
+
+
+def only_variable(name: str, *outcomes: Outcome) -> Flag:
+    return Flag(name, outcomes, only_variable=True)

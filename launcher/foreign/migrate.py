@@ -1,4 +1,4 @@
-"""`weft migrate`: the command line of `weft serve` that does what another server's did, and what is left out of it.
+"""`weft migrate`: the command line of `weft` that does what another server's did, and what is left out of it.
 
 Here stands whose command lines are understood.
 """
@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from launcher.foreign.flags import Table
+from launcher.foreign.lorax import LORAX
 from launcher.foreign.shards import count_gpus, visible_devices
 from launcher.foreign.tgi import TGI
 from launcher.foreign.translation import translate
 
-TABLES: Mapping[str, Table] = {table.program: table for table in (TGI,)}
+TABLES: Mapping[str, Table] = {table.program: table for table in (TGI, LORAX)}
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
@@ -27,8 +28,8 @@ def migrated(line: Sequence[str], environment: Mapping[str, str]) -> str:
     found = translate(table, words, given, devices)
     theirs = {flag.variable for flag in table.flags}
     variables = {name: value for name, value in given.items() if name not in theirs} | found.variables
-    command = [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "weft serve",
-               *map(shlex.quote, found.words)]
+    command = [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "weft",
+               *map(shlex.quote, found.command)]
     return "\n".join([*(f"# {note}" for note in (*found.notes, *found.not_needed)), " ".join(command)])
 
 

@@ -1,4 +1,4 @@
-"""What becomes of each flag of another server, in words: for its help, and as the table of docs/migrating.md.
+"""What becomes of each flag of another server, in words: for its help, and as the tables of docs/migrating.md.
 
 Knows no server and no flag.
 """
@@ -9,10 +9,13 @@ from launcher.foreign.flags import Fate, Flag, Outcome, Table
 
 WORDS: Mapping[Fate, str] = {
     Fate.SETTING: "becomes {flag}",
+    Fate.REVISED: "the same, and org/name@v2 names a revision, too",
+    Fate.ADAPTERS: "becomes --adapters and {flag} for each; folders need --adapter-root",
     Fate.VARIABLE: "sets {becomes}; as a variable, if that is not set",
     Fate.SHARDS: "--sharded and --num-shard together say how many shards there are",
     Fate.ADDRESS: "the same, but a variable that holds no address means 0.0.0.0",
     Fate.SHOWN: "tells packages and driver at start",
+    Fate.DOWNLOADED: "downloads the model, and ends",
     Fate.UNUSED: "no effect: {why}",
     Fate.SILENT: "not needed: {why}",
     Fate.REFUSED: "refused: {why}",
@@ -31,6 +34,10 @@ def clauses(flag: Flag) -> Iterator[str]:
         yield f"{listed(outcome) or 'otherwise'}: {words(flag, outcome)}"
     if flag.default:
         yield f"{flag.default} unless given"
+    if flag.over:
+        yield f"--{flag.over} does not count beside it"
+    if flag.against:
+        yield f"not beside --{flag.against}"
 
 
 def listed(outcome: Outcome) -> str:
@@ -38,11 +45,20 @@ def listed(outcome: Outcome) -> str:
 
 
 def words(flag: Flag, outcome: Outcome) -> str:
-    ours = "--" + outcome.becomes.replace("_", "-")
-    if outcome.fate is Fate.SETTING and not outcome.gives and ours == f"--{flag.name}":
-        return "the same"
-    told = f"{ours} {outcome.gives}".strip()
-    return WORDS[outcome.fate].format(flag=told, becomes=outcome.becomes, why=outcome.why)
+    gives = outcome.gives.replace("{}", "VALUE")
+    told = WORDS[outcome.fate].format(flag=f"{spelled(outcome.becomes)} {gives}".strip(), why=outcome.why,
+                                      becomes=f"{outcome.becomes} to {gives}" if gives else outcome.becomes)
+    return ("the same" if is_same(flag, outcome) else told) + (
+        f", with {spelled(outcome.needs)}" if outcome.needs else "")
+
+
+def is_same(flag: Flag, outcome: Outcome) -> bool:
+    ours = {Fate.SETTING: flag.name.replace("-", "_"), Fate.VARIABLE: flag.variable}.get(outcome.fate)
+    return outcome.becomes == ours and not outcome.gives
+
+
+def spelled(setting: str) -> str:
+    return "--" + setting.replace("_", "-")
 
 
 def rows(table: Table) -> Iterator[str]:

@@ -11,6 +11,7 @@ from launcher.foreign.flags import (
     Flag,
     Outcome,
     Table,
+    only_variable,
     refused,
     same,
     setting,
@@ -25,6 +26,14 @@ NGROK = "there is no tunnel in weft; run the ngrok program beside it"
 MEETING = "shards meet at a file of their own"
 ATTENTION = "weft chooses its attention by the device (--attention)"
 GPU_LIBRARY = "weft does without the library that it is meant for"
+BY_CONFIG = ("the model's config.json says how its weights are quantised; weights that are not stay as they are "
+             "(--quantize int8 makes them a byte each)")
+WHILE_LOADED = "weights cannot be quantised this way while they are loaded; --quantize int8 makes them a byte each"
+UNREADABLE = "checkpoints of this kind cannot be read; take one in GPTQ, AWQ or compressed-tensors"
+SPECULATED = (
+    silent("nothing is speculated", "0"), unused("nothing is speculated yet; answers are the same without it"))
+CACHED = (setting("cache_scope", *FALSE, gives="off"), silent("it is on by default", *TRUE))
+CHUNKED = (setting("prefill_policy", *FALSE, gives="pause"), silent("it is on by default", *TRUE))
 
 MODEL = (
     same("model-id"),
@@ -34,17 +43,12 @@ MODEL = (
     same("dtype"),
     Flag("quantize", (
         setting("quantize", "int8"),
-        unused("the model's config.json says how its weights are quantised; weights that are not stay as they are "
-               "(--quantize int8 makes them a byte each)",
-               "awq", "gptq", "marlin", "compressed-tensors", "fp8"),
-        refused("weights cannot be quantised this way while they are loaded; --quantize int8 makes them a byte each",
-                "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4"),
-        refused("checkpoints of this kind cannot be read; take one in GPTQ, AWQ or compressed-tensors", "exl2"))),
+        unused(BY_CONFIG, "awq", "gptq", "marlin", "compressed-tensors", "fp8"),
+        refused(WHILE_LOADED, "eetq", "bitsandbytes", "bitsandbytes-nf4", "bitsandbytes-fp4"),
+        refused(UNREADABLE, "exl2"))),
     Flag("kv-cache-dtype", (unused("the cache keeps the number type that the model computes with"),)),
-    Flag("speculate", (
-        silent("nothing is speculated", "0"),
-        unused("nothing is speculated yet; answers are the same without it"))),
-    Flag("lora-adapters", (unused("adapters come with a later version; requests that name one are refused"),)),
+    Flag("speculate", SPECULATED),
+    Flag("lora-adapters", (Outcome(Fate.ADAPTERS, "preloaded_adapter_ids"),)),
     Flag("rope-scaling", (refused(ROPE),)),
     Flag("rope-factor", (refused(ROPE),)),
     same("tokenizer-config-path"),
@@ -116,10 +120,6 @@ CACHE = (
 )
 
 
-def only_variable(name: str, *outcomes: Outcome) -> Flag:
-    return Flag(name, outcomes, only_variable=True)
-
-
 VARIABLES = (
     only_variable("HF_API_TOKEN", variable("HF_TOKEN")),
     only_variable("LOG_LEVEL", setting("log_level", "debug", "trace", gives="debug"),
@@ -127,9 +127,8 @@ VARIABLES = (
                   setting("log_level", "error", "off", gives="error"),
                   unused("a level is for all modules at once")),
     only_variable("LOG_COLORIZE", silent("logs have no colours")),
-    only_variable("PREFIX_CACHING", setting("cache_scope", *FALSE, gives="off"), silent("it is on by default", *TRUE)),
-    only_variable("PREFILL_CHUNKING", setting("prefill_policy", *FALSE, gives="pause"),
-                  silent("it is on by default", *TRUE)),
+    only_variable("PREFIX_CACHING", *CACHED),
+    only_variable("PREFILL_CHUNKING", *CHUNKED),
     only_variable("ATTENTION", unused(ATTENTION)),
     only_variable("USE_FLASH_ATTENTION", unused(ATTENTION)),
     only_variable("TGI_WIGGLE_ROOM", unused("--memory-fraction says how much memory is used")),

@@ -191,7 +191,8 @@ def test_another_server_s_command_line_becomes_ours(weft: Callable[..., Any]) ->
     code, out, errors = weft("migrate", "--", "text-generation-launcher", "--model-id", "org/name", "-e")
     assert (code, errors) == (0, "")
     assert out.startswith("weft serve --model-id org/name ")
-    assert weft("migrate")[2].startswith("weft: a command line of text-generation-launcher is needed, as in ")
+    assert weft("migrate")[2].startswith(
+        "weft: a command line of text-generation-launcher or lorax-launcher is needed, as in ")
 
 
 def test_for_programs_what_goes_wrong_is_an_object(weft: Callable[..., Any]) -> None:

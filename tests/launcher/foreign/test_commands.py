@@ -1,4 +1,4 @@
-"""The commands of text-generation-inference: what they have weft do, what they say, and how they end."""
+"""The commands of text-generation-inference and LoRAX: what they have weft do, what they say, and how they end."""
 
 import json
 import os
@@ -27,7 +27,8 @@ def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         monkeypatch.setattr("sys.argv", list(line))
         kept.update(environment)
         command = {"text-generation-launcher": commands.text_generation_launcher,
-                   "text-generation-server": commands.text_generation_server}[line[0]]
+                   "text-generation-server": commands.text_generation_server,
+                   "lorax-launcher": commands.lorax_launcher, "lorax-server": commands.lorax_server}[line[0]]
         with pytest.raises(SystemExit) as stopped:
             raise SystemExit(command() or 0)
         return (stopped.value.code, *capsys.readouterr())
@@ -66,6 +67,38 @@ def test_a_model_that_is_nowhere_is_not_replaced_by_another(ended: Callable[...,
                               HF_HOME=str(tmp_path))
     assert (code, out) == (2, "")
     assert errors.startswith("weft: there is no model org/name: ")
+
+
+def test_lorax_s_launcher_serves_adapters_as_it_did(ended: Callable[..., Ended], served: list[dict[str, Any]]) -> None:
+    line = ("lorax-launcher", "--model-id", "org/name@v2", "-p", "80", "--preloaded-adapter-ids", "org/one",
+            "--preloaded-adapter-ids", "org/two", "--adapter-memory-fraction", "0.2")
+    assert ended(*line, MAX_ACTIVE_ADAPTERS="3", ADAPTER_SOURCE="s3") == (0, "", "")
+    assert served == [{
+        "words": ("org/name",), "revision": "v2", "hostname": "0.0.0.0", "port": 80, "cors_allow_origin": ("*",),
+        "adapters": True, "compat": "lorax", "adapter_source": "s3", "preloaded_adapter_ids": ("org/one", "org/two"),
+        "max_active_adapters": 3, "adapter_memory_fraction": 0.2, "max_concurrent_requests": 1024,
+        "waiting_served_ratio": 1.2, "shutdown_timeout": 90.0}]
+
+
+def test_lorax_s_launcher_has_a_model_of_its_own_and_takes_no_other_for_it(
+        ended: Callable[..., Ended], tmp_path: Path) -> None:
+    code, out, errors = ended("lorax-launcher", "--port", "0", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
+    assert (code, out, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith("weft: there is no model mistralai/Mistral-7B-Instruct-v0.1: ")
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    (("--compile", "--eager"), "weft: --eager and --compile contradict each other; give one"),
+    (("--model-id", "org/name@v1", "--revision", "v1"), "weft: --model-id names the revision v1 already, so "),
+    (("--adapter-source", "pbase"), "weft: --adapter-source is refused: Predibase's registry is not served"),
+    (("--adapter-memory-fraction", "2"), 'weft: Invalid value "2.0" for --adapter-memory-fraction'),
+    (("org/name",), "weft: Unused Tokens: ['org/name']"),
+])
+def test_what_lorax_s_launcher_cannot_do_is_refused_in_one_line(
+        ended: Callable[..., Ended], words: tuple[str, ...], line: str) -> None:
+    code, out, errors = ended("lorax-launcher", *words)
+    assert (code, out, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith(line)
 
 
 def test_what_has_no_effect_is_said_in_a_line_each(ended: Callable[..., Ended], served: list[dict[str, Any]]) -> None:
@@ -111,7 +144,9 @@ def test_the_environment_is_described_when_that_is_asked_for(
     assert len(served) == 1
 
 
-def test_both_tell_their_flags(ended: Callable[..., Ended]) -> None:
+def test_all_tell_their_flags(ended: Callable[..., Ended]) -> None:
+    assert "--default-adapter-source" in ended("lorax-launcher", "--help")[1]
+    assert "download-weights" in ended("lorax-server", "--help")[1]
     assert "--max-concurrent-requests" in ended("text-generation-launcher", "--help")[1]
     assert "download-weights" in ended("text-generation-server", "--help")[1]
 
@@ -132,6 +167,22 @@ def test_weights_are_downloaded_as_weft_does(
     assert downloaded == [["download", "org/name", "--revision", revision]]
 
 
+def test_lorax_s_launcher_may_only_download(ended: Callable[..., Ended], downloaded: list[list[str]]) -> None:
+    assert ended("lorax-launcher", "--model-id", "org/name@v2", "--download-only", "--sharded", "false")[0] == 0
+    assert ended("lorax-launcher", DOWNLOAD_ONLY="true")[0] == 0
+    assert downloaded == [["download", "org/name", "--revision", "v2"],
+                          ["download", "mistralai/Mistral-7B-Instruct-v0.1", "--revision", "main"]]
+
+
+def test_lorax_s_server_downloads_as_weft_does(ended: Callable[..., Ended], downloaded: list[list[str]]) -> None:
+    line = ("lorax-server", "download-weights", "org/name", "--source", "hub", "--extension", ".safetensors")
+    assert ended(*line, "--api-token", "hf_one") == (0, "", "")
+    assert os.environ["HF_TOKEN"] == "hf_one"
+    assert ended(*line, "--adapter-id", "org/adapter", "--adapter-source", "hub") == (
+        0, "", "weft: --adapter-id has no effect: org/adapter is fetched when a server starts with it\n")
+    assert downloaded == [["download", "org/name", "--revision", "main"]] * 2
+
+
 def test_a_folder_needs_no_download_but_must_hold_a_model(ended: Callable[..., Ended], tmp_path: Path) -> None:
     code, _, errors = ended("text-generation-server", "download-weights", str(tmp_path))
     assert (code, errors.startswith(f"weft: {tmp_path} has no config.json")) == (2, True)
@@ -141,15 +192,18 @@ def test_a_folder_needs_no_download_but_must_hold_a_model(ended: Callable[..., E
         0, "", f"weft: {tmp_path} is a folder of this machine, so there is nothing to download\n")
 
 
+@pytest.mark.parametrize("program", ["text-generation", "lorax"])
 @pytest.mark.parametrize(("words", "text"), [
     (("quantize", "org/name", "/out"), "weft writes no quantised checkpoints"),
     (("serve", "org/name", "--sharded"), "`weft serve MODEL --num-shard N` starts all that a server has"),
     (("downlaod-weights", "org/name"), "invalid choice: 'downlaod-weights'"),
     (("download-weights",), "the following arguments are required: model_id"),
     ((), "the following arguments are required: download-weights"),
+    (("serve", "org/name"), "{program}-launcher does so under the flags that it had"),
+    (("download-weights", "org/name", "--source", "s3"), "argument --source: invalid choice: 's3'"),
 ])
 def test_what_the_server_command_does_not_do_is_told_in_one_line(
-        ended: Callable[..., Ended], words: tuple[str, ...], text: str) -> None:
-    code, out, errors = ended("text-generation-server", *words)
+        ended: Callable[..., Ended], program: str, words: tuple[str, ...], text: str) -> None:
+    code, out, errors = ended(f"{program}-server", *words)
     assert (code, out, errors.count("\n")) == (2, "", 1)
-    assert text in errors
+    assert text.format(program=program) in errors

@@ -1,6 +1,8 @@
 """The words that a table is written in."""
 
-from launcher.foreign.flags import Fate, Flag, refused, same, setting, silent, switch, unused
+import pytest
+
+from launcher.foreign.flags import Fate, Flag, Table, only_variable, refused, same, setting, silent, switch, unused
 
 
 def test_a_flag_has_the_variable_of_its_name() -> None:
@@ -9,7 +11,7 @@ def test_a_flag_has_the_variable_of_its_name() -> None:
 
 def test_a_flag_is_spelled_long_and_short_and_a_mere_variable_not_at_all() -> None:
     assert same("port", short="p").spellings == ("--port", "-p")
-    assert Flag("LOG_LEVEL", (), only_variable=True).spellings == ()
+    assert only_variable("LOG_LEVEL").spellings == ()
 
 
 def test_the_first_outcome_that_holds_for_a_value_counts_whatever_its_case() -> None:
@@ -32,3 +34,11 @@ def test_a_switch_is_on_or_off() -> None:
 
 def test_a_flag_that_is_ours_sets_the_setting_of_its_name() -> None:
     assert same("max-best-of").outcomes == (setting("max_best_of"),)
+
+
+def test_a_table_may_take_rows_of_another_by_name_and_in_its_own_order() -> None:
+    rows = same("warp"), same("weft"), same("loom")
+    table = Table("loom-launcher", rows)
+    assert table.taken("loom", "warp") == (rows[2], rows[0])
+    with pytest.raises(KeyError):
+        table.taken("silk")

@@ -42,6 +42,18 @@ def test_flags_of_ours_stay() -> None:
     assert ours("text-generation-launcher --model-id org/name --max-queue-ms 5").endswith(" --max-queue-ms 5")
 
 
+def test_a_line_of_lorax_is_understood_and_a_variable_that_weft_follows_stays() -> None:
+    line = ours("S3_ENDPOINT_URL=https://s3 HF_TOKEN=a SOURCE=hub lorax-launcher --model-id org/name@v2")
+    assert line.startswith("# SOURCE is not needed: ")
+    assert line.splitlines()[1].startswith(
+        "HF_TOKEN=a S3_ENDPOINT_URL=https://s3 weft serve --model-id org/name --revision v2 --max-concur")
+    assert line.endswith(" --adapters --compat lorax --shutdown-timeout 90")
+
+
+def test_a_line_that_only_downloads_becomes_a_download() -> None:
+    assert ours("lorax-launcher --model-id org/name --download-only -p 80") == "weft download org/name"
+
+
 def test_what_is_refused_is_refused_here_too() -> None:
     with pytest.raises(ValueError, match="--trust-remote-code is refused"):
         ours("text-generation-launcher --model-id org/name --trust-remote-code")
@@ -54,5 +66,6 @@ def test_another_command_line_is_not_understood(line: str, got: str) -> None:
 
 
 def test_the_page_shows_what_is_printed() -> None:
-    [shown] = re.findall(r"^\$ weft migrate -- (.*)\n((?:.+\n)+?)```", PAGE.read_text(), re.MULTILINE)
-    assert ours(shown[0]) + "\n" == shown[1]
+    shown = re.findall(r"^\$ weft migrate -- (.*)\n((?:.+\n)+?)```", PAGE.read_text(), re.MULTILINE)
+    assert {line.split()[0] for line, _ in shown} == set(TABLES)
+    assert [(line, ours(line) + "\n") for line, _ in shown] == shown

@@ -19,6 +19,19 @@ from launcher.foreign.page import meaning, rows
      "red: refused: there is no paint; otherwise: not needed: as ever"),
     (Flag("sharded", (Outcome(Fate.SHARDS, values=("true", "false")),)),
      "--sharded and --num-shard together say how many shards there are"),
+    (Flag("model-id", (Outcome(Fate.REVISED, "model_id"),)), "the same, and org/name@v2 names a revision, too"),
+    (Flag("threads", (Outcome(Fate.ADAPTERS, "preloaded_adapter_ids"),)),
+     "becomes --adapters and --preloaded-adapter-ids for each; folders need --adapter-root"),
+    (switch("spin", Outcome(Fate.DOWNLOADED)), "downloads the model, and ends"),
+    (Flag("adapter-source", (setting("adapter_source", "hub"),
+                             setting("adapter_source", "local", needs="adapter_root"))),
+     "hub: the same; local: the same, with --adapter-root"),
+    (Flag("source", (setting("adapter_source"),), over="fibre"),
+     "becomes --adapter-source; --fibre does not count beside it"),
+    (switch("wet", silent("it is wet"), against="dry"), "not needed: it is wet; not beside --dry"),
+    (Flag("ENDPOINT", (variable("ENDPOINT"),), only_variable=True), "the same"),
+    (Flag("ACCOUNT", (variable("ENDPOINT", gives="https://{}.org"),), only_variable=True),
+     "sets ENDPOINT to https://VALUE.org; as a variable, if that is not set"),
 ])
 def test_a_flag_has_its_sentence(flag: Flag, words: str) -> None:
     assert meaning(flag) == words

@@ -5,13 +5,14 @@ from collections import Counter
 import pytest
 
 from launcher.foreign.flags import Fate, Flag
+from launcher.foreign.said import OURS
 from launcher.foreign.tgi import TGI
-from launcher.foreign.translation import OURS, Translation, translate
+from launcher.foreign.translation import Translation, translate
 
 # What `text-generation-launcher --help` lists, with a value that it takes; a switch has none.
 FLAGS: dict[str, str | None] = {
     "model-id": "org/other", "revision": "refs/pr/1", "dtype": "bfloat16", "quantize": "gptq",
-    "kv-cache-dtype": "fp8_e5m2", "speculate": "2", "lora-adapters": "org/one,two=/path",
+    "kv-cache-dtype": "fp8_e5m2", "speculate": "2", "lora-adapters": "org/one,two=org/other@v2",
     "tokenizer-config-path": "a.json", "disable-grammar-support": None, "enable-prefill-logprobs": None,
     "watermark-gamma": "0.5", "watermark-delta": "2.0", "sharded": "false", "num-shard": "2",
     "shard-uds-path": "/tmp/a", "master-addr": "localhost", "master-port": "29500", "cuda-graphs": "1,2,4",

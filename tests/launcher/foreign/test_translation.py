@@ -2,7 +2,20 @@
 
 import pytest
 
-from launcher.foreign.flags import Fate, Flag, Outcome, Table, refused, same, setting, switch, unused, variable
+from launcher.foreign.flags import (
+    Always,
+    Fate,
+    Flag,
+    Outcome,
+    Table,
+    refused,
+    same,
+    setting,
+    silent,
+    switch,
+    unused,
+    variable,
+)
 from launcher.foreign.translation import Translation, translate
 
 TABLE = Table("loom-launcher", (
@@ -20,6 +33,18 @@ TABLE = Table("loom-launcher", (
     Flag("env", (Outcome(Fate.SHOWN),), "switch", "e"),
     Flag("SHADE", (setting("log_level"),), only_variable=True),
 ))
+# What the table above has no word for.
+CARDED = Table("carded-launcher", (
+    Flag("model-id", (Outcome(Fate.REVISED, "model_id"),), default="org/default"), same("revision"),
+    Flag("grace", (setting("shutdown_timeout"),), default="90"),
+    Flag("fibres", (Outcome(Fate.ADAPTERS, "preloaded_adapter_ids"),)),
+    Flag("fibre-source", (setting("adapter_source", "hub"), setting("adapter_source", "local", needs="adapter_root"))),
+    Flag("own-source", (setting("adapter_source"),), over="fibre-source"),
+    Flag("SPINDLE", (variable("DISTAFF", gives="https://{}.org"),), only_variable=True),
+    Flag("DISTAFF", (variable("DISTAFF"),), only_variable=True),
+    switch("wet", unused("there is no water")), switch("dry", silent("it is dry"), against="wet"),
+    switch("download-only", Outcome(Fate.DOWNLOADED)),
+), (Always("compat", "tgi"), Always("otlp_service_name", "cards", beside="otlp-endpoint")))
 MODEL = ("--model-id", "org/name")
 DEFAULTS = "--cors-allow-origin * --hostname 0.0.0.0 --shutdown-timeout 90"
 
@@ -192,3 +217,108 @@ def test_the_version_is_that_of_weft(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_description_of_the_environment_can_be_asked_for() -> None:
     assert told(*MODEL, "-e", "--port", "80").shows_environment
     assert not told(*MODEL).shows_environment
+
+
+# -- what CARDED has
+
+
+def carded(*words: str, **environment: str) -> Translation:
+    return translate(CARDED, words, environment, lambda: 0)
+
+
+def test_a_model_may_be_default_and_ours_counts_before_it() -> None:
+    assert carded().words == ["--model-id", "org/default", "--shutdown-timeout", "90", "--compat", "tgi"]
+    assert "model_id" not in carded(WEFT_MODEL_ID="org/name").settings
+
+
+@pytest.mark.parametrize(("model", "settings"), [
+    ("org/name", {"model_id": ["org/name"]}),
+    ("org/name@v1", {"model_id": ["org/name"], "revision": ["v1"]}),
+    ("name@a@b", {"model_id": ["name"], "revision": ["a@b"]}),
+    ("/folder/name@v1", {"model_id": ["/folder/name@v1"]}),
+    ("./name@v1", {"model_id": ["./name@v1"]}),
+    ("org/name@", {"model_id": ["org/name@"]}),
+])
+def test_a_name_at_the_hub_may_have_its_revision_behind_it(model: str, settings: dict[str, list[str]]) -> None:
+    found = carded("--model-id", model).settings
+    assert {name: found[name] for name in ("model_id", "revision") if name in found} == settings
+
+
+def test_two_revisions_are_one_too_many() -> None:
+    with pytest.raises(ValueError, match=r"--model-id names the revision v1 already, so REVISION \(v2\) must not be"):
+        carded("--model-id", "org/name@v1", REVISION="v2")
+
+
+@pytest.mark.parametrize(("given", "environment"), [
+    (("--shutdown-timeout", "5"), {}), (("--shutdown-timeout=5",), {}),
+    (("--shutdown-timeout", "5"), {"GRACE": "6"}), ((), {"WEFT_SHUTDOWN_TIMEOUT": "5"}),
+])
+def test_a_flag_of_ours_counts_before_their_default_and_their_variable(
+        given: tuple[str, ...], environment: dict[str, str]) -> None:
+    found = carded(*given, **environment)
+    assert "shutdown_timeout" not in found.settings
+    assert found.rest == [*given]
+
+
+def test_what_always_holds_there_gives_way_to_ours() -> None:
+    assert carded().settings["compat"] == ["tgi"]
+    assert "compat" not in carded("--compat", "none").settings
+    assert "compat" not in carded(WEFT_COMPAT="none").settings
+
+
+def test_what_always_holds_may_be_for_another_flag() -> None:
+    assert "otlp_service_name" not in carded().settings
+    assert carded(OTLP_ENDPOINT="http://a:1").settings["otlp_service_name"] == ["cards"]
+    assert "otlp_service_name" not in carded(OTLP_ENDPOINT="http://a:1", OTLP_SERVICE_NAME="b").settings
+
+
+def test_adapters_that_are_listed_are_served() -> None:
+    found = carded("--fibres", "org/one,two=org/two@v2")
+    assert found.settings["preloaded_adapter_ids"] == ["org/one", "two=org/two@v2"]
+    assert (found.settings["adapters"], found.notes) == (["true"], [])
+    assert " --adapters" not in " ".join(carded("--adapters", FIBRES="org/one").words[:-1])
+
+
+def test_adapters_in_folders_need_one_that_they_are_below() -> None:
+    found = carded(FIBRES="one=/adapters/one")
+    assert found.settings["preloaded_adapter_source"] == ["local"]
+    assert found.notes == ["FIBRES needs --adapter-root, the folder below which adapters of the source `local` are"]
+    assert carded("--adapter-root", "/adapters", FIBRES="one=/adapters/one").notes == []
+
+
+def test_a_list_of_adapters_that_is_none_is_told_by_its_flag() -> None:
+    with pytest.raises(ValueError, match=r"^FIBRES: adapters are listed as NAME, "):
+        carded(FIBRES="=")
+
+
+def test_a_value_may_need_another_setting() -> None:
+    assert carded("--fibre-source", "hub").notes == []
+    assert carded("--fibre-source", "local").notes == [
+        "--fibre-source local needs --adapter-root, the folder below which adapters of the source `local` are"]
+
+
+def test_a_flag_may_count_before_another() -> None:
+    found = carded("--fibre-source", "local", OWN_SOURCE="s3")
+    assert (found.settings["adapter_source"], found.notes) == (
+        ["s3"], ["--fibre-source has no effect: OWN_SOURCE counts"])
+    found = carded("--fibre-source", "hub", "--own-source", "hub")
+    assert (found.notes, found.not_needed) == ([], ["--fibre-source is not needed: --own-source counts"])
+
+
+def test_a_variable_that_we_follow_stays_and_another_may_be_a_part_of_it() -> None:
+    assert carded(DISTAFF="https://a").variables == {"DISTAFF": "https://a"}
+    assert carded(SPINDLE="a").variables == {"DISTAFF": "https://a.org"}
+    assert carded(SPINDLE="a", DISTAFF="https://b").variables == {"DISTAFF": "https://b"}
+
+
+def test_switches_that_exclude_each_other_cannot_both_be_on() -> None:
+    with pytest.raises(ValueError, match="--dry and WET contradict each other; give one"):
+        carded("--dry", WET="1")
+    assert carded("--dry=false", WET="1").notes == ["WET has no effect: there is no water"]
+
+
+def test_a_download_needs_the_model_and_its_revision_only() -> None:
+    assert carded("--download-only", "--grace", "5").command == ["download", "org/default"]
+    assert carded("--download-only", WEFT_MODEL_ID="org/a", WEFT_REVISION="v1").command == [
+        "download", "org/a", "--revision", "v1"]
+    assert carded("--download-only=false").command[0] == "serve"
