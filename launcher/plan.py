@@ -72,8 +72,10 @@ def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: 
     """One shard per rank, each with a socket in `folder` and `environment` beside what it inherits, and the router that
     drives them and writes recordings to `record_folder`."""
     config = asdict(router)
-    # Whoever lists processes sees arguments, not environments.
-    secrets = {API_KEY: config.pop("api_key")} | ({HUB_TOKEN: adapters.token} if adapters else {})
+    # Whoever lists processes sees arguments, not environments. The router starts other programs while it speaks gRPC,
+    # which would else say that it could not prepare for that.
+    variables = {"GRPC_ENABLE_FORK_SUPPORT": "0", API_KEY: config.pop("api_key"),
+                 **({HUB_TOKEN: adapters.token} if adapters else {})}
     shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{folder}/shard-{rank}.sock",
                       model=model.folder, adaptable=adapters is not None, progress=f"{folder}/progress-{rank}",
                       logs=logs, traces=traces)
@@ -86,5 +88,5 @@ def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: 
                       "notice": model.notice, "folder": model.folder, "record_folder": record_folder,
                       "store": adapters.command if adapters else (),
                       "progress": [item.progress for item in shards], "logs": asdict(logs),
-                      "traces": asdict(traces)}, secrets),
+                      "traces": asdict(traces)}, variables),
         folder=folder)

@@ -233,7 +233,8 @@ class Adapters:
             return parts[0]
         version = version_of(await self._answer(
             name, op="merge", digests=[part.digest for part in parts], weights=list(wanted.weights),
-            strategy=wanted.strategy, density=wanted.density, sign=wanted.sign))
+            strategy=wanted.strategy, density=1.0 if wanted.strategy == "linear" else wanted.density,
+            sign=wanted.sign))
         resource = self._shelves.of(ADAPTER, version.folder, version.takes)
         return Borrowed(resource, version.digest, name, source)
 
@@ -279,7 +280,7 @@ def check_merge(wanted: Merged) -> None:
                                  ("majority_sign_method", wanted.sign, SIGNS)):
         if value not in choices:
             raise InvalidRequest(f"`{name}` must be one of {', '.join(choices)}, got {value[:40]!r}")
-    if not 0.0 < wanted.density <= 1.0:
+    if wanted.strategy != "linear" and not 0.0 < wanted.density <= 1.0:
         raise InvalidRequest(f"`density` must be above 0 and at most 1, got {wanted.density}")
     for weight in wanted.weights:
         if abs(weight) > 1e6:

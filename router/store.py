@@ -59,7 +59,7 @@ class Store:
         async with self._starting:
             if self._process is None:
                 self._process = await asyncio.create_subprocess_exec(
-                    *self._command, stdin=PIPE, stdout=PIPE, stderr=None, limit=LONGEST_LINE, process_group=0)
+                    *self._command, stdin=PIPE, stdout=PIPE, stderr=None, limit=LONGEST_LINE, start_new_session=True)
                 assert self._process.stdin is not None
                 self._process.stdin.write(f"{self._token}\n".encode())
                 self._reading = asyncio.create_task(self._read(self._process))

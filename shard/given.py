@@ -3,9 +3,11 @@
 Knows nothing of what they are for.
 """
 
-import math
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
+
+MOST = sys.float_info.max  # a whole number may be larger, and then it cannot become a float
 
 
 class Given:
@@ -29,7 +31,7 @@ class Given:
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name) if self.get(name) is not None else default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MOST:
             raise ValueError(f"{self.source}: {name} must be a number above 0, got {value}")
         return float(value)
 

@@ -20,7 +20,9 @@ import aiohttp
 import uvloop
 from hearing import Heard, ask, expected
 from ranks import Gate, SimulatedShard, WatchedShards
+from stored import Store
 
+from router.adapters import Adapters
 from router.chat import plain_template
 from router.config import RouterConfig
 from router.engine import Engine
@@ -164,10 +166,13 @@ class Weft:
 class Served(Weft):
     """The same, behind HTTP."""
 
+    store: Store | None = None  # of adapters, if they are served
+
     async def start(self) -> None:
         await super().start()
-        self.validator = Validator(
-            self.config, self.engine.facts, self.tokenizer, plain_template(), self.engine.resources.of)
+        adapters = None if self.store is None else Adapters(self.config, self.store, self.engine.resources)
+        self.validator = Validator(self.config, self.engine.facts, self.tokenizer, plain_template(),
+                                   self.engine.resources.of, adapters=adapters)
         self.server = Server(create_app(self.engine, self.validator, self.config, Keys.of(self.config), About()))
         # Small buffers in the kernel, so that a client that does not read is noticed after few bytes.
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -180,6 +185,8 @@ class Served(Weft):
         await super().stop()
         await self.server.close()
         self.validator.close()
+        if self.validator.adapters is not None:
+            await self.validator.adapters.close()
 
     async def generate(self, prompt: str, length: int = 12, **parameters: Any) -> aiohttp.ClientResponse:
         return await self.http.post("/generate", json=body(prompt, length, **parameters))
@@ -204,7 +211,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 @asynccontextmanager
 async def weft(folder: Path, *, http: bool = False, ranks: int = 1, gated: bool = False,
                worker: type[SimulatedWorker] = SimulatedWorker, faults: str | tuple[str, ...] = "",
-               **settings: Any) -> AsyncIterator[Any]:
+               store: Store | None = None, **settings: Any) -> AsyncIterator[Any]:
     """`faults` are those of rank 0, or one script per rank. Settings are the router's where it has one of that name,
     else the simulated model's."""
     config = RouterConfig(**{name: value for name, value in settings.items() if name in ROUTER})
@@ -213,6 +220,8 @@ async def weft(folder: Path, *, http: bool = False, ranks: int = 1, gated: bool 
     scripts = (faults, *[""] * (ranks - 1)) if isinstance(faults, str) else faults
     models = [replace(model, faults=script) for script in scripts]
     made = (Served if http else Weft)(folder, config, models, worker, gated=gated)
+    if store is not None:
+        made.store = store  # type: ignore[union-attr]
     try:
         await made.start()
     except BaseException:

@@ -12,7 +12,7 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
 
-from shard.given import Given
+from shard.given import MOST, Given
 
 FILE = "adapter_config.json"
 MOST_BYTES = 2**20
@@ -113,20 +113,26 @@ def refuse_others(values: Mapping[str, Any], source: str) -> None:
     for name, reason in REFUSED.items():
         if values.get(name):
             raise ValueError(f"{source}: {name} is not supported: {reason}")
-    if values.get("bias") not in {None, "none"}:
+    if values.get("bias") not in (None, "none"):
         raise ValueError(f"{source}: bias must be none, got {shown(values['bias'])}: biases of the base that were "
                          f"trained are not supported")
     start = values.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(CHANGED_BASES):
         raise ValueError(f"{source}: init_lora_weights {shown(start)} is not supported: it changes the base's own "
                          f"weights; convert the adapter to an ordinary one with peft")
-    for name in values.get("modules_to_save") or ():
-        if str(name).rsplit(".", maxsplit=1)[-1] not in SAVED:
-            raise ValueError(f"{source}: modules_to_save holds {shown(name)}; only the embedding and the head can be "
-                             f"replaced as a whole")
+    check_saved(values.get("modules_to_save") or [], source)
     for name, value in values.items():
         if value and name not in HONOURED | IDLE | REFUSED.keys():
             raise ValueError(f"{source}: {name} is {shown(value)}, and what it does to the adapter is not known here")
+
+
+def check_saved(names: object, source: str) -> None:
+    if not isinstance(names, list):
+        raise ValueError(f"{source}: modules_to_save must be a list, got {shown(names)}")
+    for name in names:
+        if str(name).rsplit(".", maxsplit=1)[-1] not in SAVED:
+            raise ValueError(f"{source}: modules_to_save holds {shown(name)}; only the embedding and the head can be "
+                             f"replaced as a whole")
 
 
 def check_pattern(source: str, name: str, pattern: str) -> None:
@@ -149,7 +155,7 @@ def read_patterns(given: Given, name: str, *, whole: bool = False) -> dict[str, 
         check_pattern(given.source, name, pattern)
         if whole:
             check_rank(given.source, f"{name} for {shown(pattern)}", value)
-        elif not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+        elif not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= MOST:
             raise ValueError(f"{given.source}: {name} for {shown(pattern)} must be a number above 0, "
                              f"got {shown(value)}")
     return patterns

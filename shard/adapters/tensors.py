@@ -10,7 +10,7 @@ Every tensor must be asked for. Knows nothing of ranks, nor of how a product is 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -59,6 +59,23 @@ class AdapterTensors:
         self._modules: dict[str, Parts] = {}
         for name in file.entries:
             self._note(name)
+
+    @property
+    def modules(self) -> Mapping[str, Parts]:
+        """What there is of each, by its plain name."""
+        return self._modules
+
+    @property
+    def strangers(self) -> list[str]:
+        """Names of tensors that are nothing of a module."""
+        return sorted(self._unclaimed.difference(*self._modules.values()))
+
+    def entry(self, name: str) -> Entry:
+        return self._file.entries[name]
+
+    def read(self, name: str) -> Tensor:
+        """As it is, in float32."""
+        return self._read(name, self.entry(name).shape)
 
     def matrices(self, module: str, shape: tuple[int, int]) -> Matrices | None:
         """Of a product of this shape, `[out, in]`, in float32; None if the adapter leaves it alone."""

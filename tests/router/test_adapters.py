@@ -1,10 +1,11 @@
 """Tests of router/adapters.py, with a store that follows a script."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from stored import Store
 
 from router import adapters
 from router.adapters import Adapters, Borrowed, Merged, Named
@@ -16,51 +17,6 @@ from router.request import Resource
 from router.resources import Resources, Told
 
 FACTS = ModelFacts("loom", "cpu", "float32", vocabulary_size=512, max_positions=64, block_size=16, num_blocks=4)
-
-
-class Store:
-    """Holds versions by name; some only for who has a token."""
-
-    def __init__(self) -> None:
-        self.questions: list[dict[str, Any]] = []
-        self.digests = {"a": "d-a", "b": "d-b", "secret": "d-s"}
-        self.let_go = asyncio.Event()
-        self.let_go.set()
-        self.is_closed = False
-
-    async def ask(self, **question: Any) -> Mapping[str, Any]:
-        self.questions.append(question)
-        if question["op"] == "pin":
-            return {}
-        await self.let_go.wait()
-        return getattr(self, question["op"])(question)  # type: ignore[no-any-return]
-
-    def fetch(self, question: dict[str, Any]) -> Mapping[str, Any]:
-        name = question["name"]
-        if name == "broken":
-            return {"error": "it has no end", "kind": "invalid"}
-        if name not in self.digests or not self._may(question):
-            return {"error": f"there is no {name}", "kind": "missing"}
-        return version(self.digests[name]) | {"private": name == "secret"}
-
-    def allowed(self, question: dict[str, Any]) -> Mapping[str, Any]:
-        return {"allowed": True} if self._may(question) else {"error": "you may not", "kind": "missing"}
-
-    def merge(self, question: dict[str, Any]) -> Mapping[str, Any]:
-        return version("m-" + "".join(question["digests"]))
-
-    def _may(self, question: dict[str, Any]) -> bool:
-        return question["name"] != "secret" or question["token"] == "key" or question.get("own_token", False)
-
-    async def close(self) -> None:
-        self.is_closed = True
-
-    def asked(self, op: str) -> list[dict[str, Any]]:
-        return [question for question in self.questions if question["op"] == op]
-
-
-def version(digest: str) -> dict[str, Any]:
-    return {"digest": digest, "folder": f"/versions/{digest}", "takes": 40, "bytes": 10, "base": ""}
 
 
 class Ranks:
@@ -249,7 +205,7 @@ def test_several_are_merged_by_their_versions() -> None:
     (Merged((Named("a"),), ()), "number of adapter IDs must match number of adapter weights"),
     (Merged((Named("a"),), (1.0,), "sum"), "`merge_strategy` must be one of linear, ties, dare_linear, dare_ties"),
     (Merged((Named("a"),), (1.0,), sign="max"), "`majority_sign_method` must be one of total, frequency"),
-    (Merged((Named("a"),), (1.0,), density=0.0), "`density` must be above 0 and at most 1, got 0.0"),
+    (Merged((Named("a"),), (1.0,), "ties", density=0.0), "`density` must be above 0 and at most 1, got 0.0"),
     (Merged((Named("a"),), (float("inf"),)), "a weight must be at most"),
 ])
 def test_what_cannot_be_merged_is_refused_before_anything_is_fetched(wanted: Merged, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests of router/store.py, with a process that follows a script."""
+"""Tests of router/store.py, with a process that follows a script, on the loop that the router runs on."""
 
 import asyncio
 import sys
@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from router.errors import AdapterFailed
 from router.store import Store
@@ -34,7 +35,7 @@ def play(story: Callable[[Store], Awaitable[Any]]) -> None:
         store = Store([sys.executable, "-c", SCRIPT], "secret")
         await story(store)
         await store.close()
-    asyncio.run(told())
+    uvloop.run(told())
 
 
 @pytest.mark.slow

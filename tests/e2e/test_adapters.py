@@ -1,0 +1,132 @@
+"""Requests that go by adapters, over HTTP, with simulated shards whose every word tells by which one it goes."""
+
+import asyncio
+
+import pytest
+from hearing import ask, expected
+from serving import play
+from stored import Store
+
+from router.adapters import Named
+from router.request import Resource
+
+LONG = "a prompt that fills some blocks of the cache, so that they can be found again"
+
+
+def text_by(weft, adapter, prompt="a loom", length=12):
+    request = ask(prompt, length, adapter=adapter and Resource("adapter", adapter))
+    return expected(request, weft.model)[1]
+
+
+async def said(weft, name, prompt="a loom", length=12):
+    answer = await weft.generate(prompt, length, adapter_id=name)
+    assert answer.status == 200, await answer.text()
+    return (await answer.json())["generated_text"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_goes_by_its_own_and_who_names_none_by_none(tmp_path, ranks):
+    async def story(weft):
+        names = [f"a{number}" for number in range(1, 9)]
+        one_by_one = [await said(weft, name) for name in names]
+        assert one_by_one == [text_by(weft, number) for number in range(1, 9)]
+        answers = await asyncio.gather(*(said(weft, name) for name in (*names, None, *names)))
+        assert answers == [*one_by_one, text_by(weft, None), *one_by_one]
+        await weft.check_idle()
+    play(story, tmp_path, http=True, ranks=ranks, store=Store(*(f"a{number}" for number in range(1, 9))))
+
+
+def test_with_fewer_places_than_adapters_everybody_has_its_turn(tmp_path):
+    async def story(weft):
+        names = [f"a{number}" for number in range(1, 7)]
+        assert [await said(weft, name) for name in names] == [text_by(weft, number) for number in range(1, 7)]
+        answers = await asyncio.gather(*(said(weft, name, length=30) for name in 4 * names))
+        assert len(set(answers)) == 6
+        assert len(weft.ranks[0].worker.ledger.loaded[1]) <= 2
+        await weft.check_idle()
+    play(story, tmp_path, http=True, max_active_adapters=2, adapter_cycle_time_s=0.01,
+         store=Store(*(f"a{number}" for number in range(1, 7))))
+
+
+def test_an_adapter_that_is_not_there_fails_its_own_requests_and_is_looked_for_again(tmp_path):
+    store = Store("a")
+
+    async def story(weft):
+        running = asyncio.create_task(said(weft, "a", length=200))
+        for _ in range(1000):
+            answer = await weft.generate("a loom", adapter_id="nobody")
+            assert answer.status == 424
+        told = await answer.json()
+        assert told["error_type"] == "generation"
+        assert "there is no nobody" in told["error"]
+        store.digests["nobody"] = "d-nobody"
+        assert (await weft.generate("a loom", adapter_id="nobody")).status == 200
+        assert await running == text_by(weft, 1, length=200)
+        await weft.check_idle()
+    play(story, tmp_path, http=True, store=store)
+
+
+def test_an_adapter_that_no_shard_can_load_takes_no_room(tmp_path):
+    async def story(weft):
+        for _ in range(3):
+            answer = await weft.generate("a loom", adapter_id="a")
+            assert (answer.status, (await answer.json())["error_type"]) == (424, "generation")
+        assert weft.core._residents._residents == {}
+        assert await said(weft, "b") == text_by(weft, 2)
+    play(story, tmp_path, http=True, faults="refuse@load:1;refuse@load:2;refuse@load:3", max_active_adapters=1,
+         store=Store("a", "b"))
+
+
+def test_who_leaves_while_its_adapter_is_fetched_or_loaded_leaves_nothing(tmp_path):
+    store = Store("a", "b")
+
+    async def story(weft):
+        store.let_go.clear()
+        fetching = asyncio.create_task(weft.generate("a loom", adapter_id="a"))
+        while not store.asked("fetch"):
+            await asyncio.sleep(0)
+        fetching.cancel()
+        await asyncio.wait([fetching])
+        store.let_go.set()
+        assert await said(weft, "a") == text_by(weft, 1)
+        waiting = asyncio.create_task(weft.generate("a loom", 100, adapter_id="b"))
+        entered = weft.watch("cancel")
+        while not len(weft.core.sequences):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await entered.get()
+        await weft.check_idle()
+        assert weft.core._residents._users == {}
+        assert weft.validator.adapters._fetching == {}
+    play(story, tmp_path, http=True, store=store)
+
+
+def test_a_request_goes_on_by_its_adapter_when_the_shards_die(tmp_path):
+    async def story(weft):
+        assert await said(weft, "a", length=40) == text_by(weft, 1, length=40)
+        assert weft.num_replaced == 1
+        await weft.check_idle()
+    play(story, tmp_path, http=True, faults="die@decode:9", store=Store("a"))
+
+
+def test_what_is_cached_of_a_prompt_is_for_one_adapter(tmp_path):
+    async def cached(weft, name):
+        answer = await weft.generate(LONG, 2, adapter_id=name)
+        return int(answer.headers["x-cached-tokens"])
+
+    async def story(weft):
+        assert [await cached(weft, name) for name in ("a", "b", None)] == [0, 0, 0]
+        assert [await cached(weft, name) > 0 for name in ("a", "b", None)] == [True] * 3
+        weft.store.digests["a"] = "another version"
+        await weft.validator.adapters.fetch(Named("a"))
+        assert await cached(weft, "a") == 0
+    play(story, tmp_path, http=True, store=Store("a", "b"))
+
+
+def test_the_static_adapter_is_for_those_who_name_none(tmp_path):
+    async def story(weft):
+        await weft.validator.adapters.preload(weft.engine.resources.keep)
+        assert await said(weft, None) == await said(weft, "a") == text_by(weft, 1)
+        await weft.replace()
+        assert await said(weft, None) == text_by(weft, 1)
+    play(story, tmp_path, http=True, adapter_id="a", store=Store("a"))
