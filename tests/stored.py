@@ -9,6 +9,7 @@ class Store:
     def __init__(self, *names: str) -> None:
         self.questions: list[dict[str, Any]] = []
         self.digests = {name: f"d-{name}" for name in names or ("a", "b", "secret")}
+        self.is_asked = asyncio.Event()  # for a version
         self.let_go = asyncio.Event()
         self.let_go.set()
         self.is_closed = False
@@ -17,6 +18,7 @@ class Store:
         self.questions.append(question)
         if question["op"] == "pin":
             return {}
+        self.is_asked.set()
         await self.let_go.wait()
         return getattr(self, question["op"])(question)  # type: ignore[no-any-return]
 

@@ -83,18 +83,16 @@ def test_who_leaves_while_its_adapter_is_fetched_or_loaded_leaves_nothing(tmp_pa
     async def story(weft):
         store.let_go.clear()
         fetching = asyncio.create_task(weft.generate("a loom", adapter_id="a"))
-        while not store.asked("fetch"):
-            await asyncio.sleep(0)
+        await store.is_asked.wait()
         fetching.cancel()
         await asyncio.wait([fetching])
         store.let_go.set()
         assert await said(weft, "a") == text_by(weft, 1)
+        entered, left = weft.watch("submit"), weft.watch("cancel")
         waiting = asyncio.create_task(weft.generate("a loom", 100, adapter_id="b"))
-        entered = weft.watch("cancel")
-        while not len(weft.core.sequences):
-            await asyncio.sleep(0)
-        waiting.cancel()
         await entered.get()
+        waiting.cancel()
+        await left.get()
         await weft.check_idle()
         assert weft.core._residents._users == {}
         assert weft.validator.adapters._fetching == {}
