@@ -1,0 +1,233 @@
+"""What adapters cost through a server: tokens a second and the time between tokens, while adapters stay and while they
+take turns.
+
+Servers are started as users start them, on a random model in a real shape with random adapters that change every
+linear of every layer: one in which all adapters stay, one in which few fit at once, and one whose adapters have
+different ranks. In each the numbers of adapters take turns. `python -P -m benchmarks.swapping --help` tells the
+settings. The last line is JSON.
+"""
+
+import asyncio
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import aiohttp
+import cyclopts
+import uvloop
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from benchmarks.adapters import GOALS, make_adapter
+from benchmarks.checkpoint import SHAPES, make
+from benchmarks.processes import HOST, end
+from benchmarks.saved import hardware, save
+from router.figures import percentile
+
+WORDS = "weave me a picture of the sea and of the boats that sail on it"
+SAME, MIXED = (16,), (8, 16, 32, 64)  # ranks
+
+
+@Parameter(name="*", negative="")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    shape: Literal[tuple(SHAPES)] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
+    "Which model's sizes."
+    streams: Annotated[int, Parameter(validator=Number(gte=1))] = 16
+    "How many requests are under way at once."
+    length: Annotated[int, Parameter(validator=Number(gte=2))] = 32
+    "Tokens of each answer."
+    adapters: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (
+        1, 8, 16, 32, 128)
+    "How many different adapters requests go by, one after the other; one point for each number."
+    places: Annotated[int, Parameter(validator=Number(gte=1))] = 8
+    "How many adapters fit at once where they take turns."
+    seconds: Annotated[float, Parameter(validator=Number(gt=0))] = 6.0
+    "Of each turn; what is heard in its first half is not counted."
+    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
+    "How often the points take turns; the figures are medians."
+    folder: str = ""
+    "Where model and adapters are kept for the next time; by default they are made anew and thrown away."
+    save: bool = False
+    "Keep what is printed under benchmarks/results."
+
+
+@dataclass(slots=True)
+class Heard:
+    """Of one turn: tokens, and seconds between two of one answer."""
+
+    tokens: int = 0
+    gaps: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    variant: str
+    adapters: int
+    tokens_per_second: float
+    cost_percent: float  # of the throughput without any in the same turn
+    gap_p50_ms: float
+    gap_p95_ms: float
+    gap_most_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One server."""
+
+    name: str
+    ranks: tuple[int, ...]
+    flags: tuple[str, ...] = ()
+
+
+class Load:
+    def __init__(self, settings: Settings, http: aiohttp.ClientSession) -> None:
+        self._settings, self._http = settings, http
+        self._numbers = count()
+
+    async def turn(self, ranks: Sequence[int], adapters: int) -> Heard:
+        """So many streams, one request behind the other, until the time is over."""
+        began, seconds = time.perf_counter(), self._settings.seconds
+        heard = Heard()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._settings.streams):
+                group.create_task(self._stream(ranks, adapters, heard, (began + seconds / 2, began + seconds)))
+        return heard
+
+    async def _stream(self, ranks: Sequence[int], adapters: int, heard: Heard, window: tuple[float, float]) -> None:
+        while time.perf_counter() < window[1]:
+            number = next(self._numbers)
+            name = adapter_name(ranks, number % adapters) if adapters else ""
+            body = {"inputs": f"{number} {WORDS}", "parameters": {
+                "max_new_tokens": self._settings.length, "adapter_id": name}}
+            async with self._http.post("/generate_stream", json=body) as answer:
+                answer.raise_for_status()
+                await self._read(answer, heard, window)
+
+    async def _read(self, answer: aiohttp.ClientResponse, heard: Heard, window: tuple[float, float]) -> None:
+        before = 0.0
+        async for line in answer.content:
+            if line.startswith(b"data:"):
+                if b'"error"' in line:
+                    raise SystemExit(f"benchmarks.swapping: {line.decode()}")
+                now = time.perf_counter()
+                if window[0] <= now <= window[1]:
+                    heard.tokens += 1
+                    heard.gaps += [now - before] if before else []
+                before = now
+
+
+def adapter_name(ranks: Sequence[int], number: int) -> str:
+    return f"rank-{ranks[number % len(ranks)]}-{number}"
+
+
+def make_adapters(settings: Settings, root: Path, ranks: Sequence[int]) -> None:
+    for number in range(max(settings.adapters)):
+        folder = root / adapter_name(ranks, number)
+        if not (folder / "adapter_config.json").exists():
+            make_adapter(settings.shape, ranks[number % len(ranks)], folder)
+
+
+@contextmanager
+def served(model: Path, root: Path, flags: Sequence[str]) -> Iterator[int]:
+    """The port of a server. What it keeps of adapters goes with it."""
+    with tempfile.TemporaryDirectory() as cache:
+        server = subprocess.Popen(
+            [sys.executable, "-P", "-m", "launcher.cli", "serve", str(model), "--port", "0",
+             "--adapter-root", str(root), "--adapter-source", "local", "--memory-fraction", "0.1",
+             "--adapter-memory-fraction", "0.7", *flags],
+            stdout=subprocess.PIPE, env={**os.environ, "XDG_CACHE_HOME": cache})
+        try:
+            yield wait_for_port(server)
+        finally:
+            end(server)
+
+
+def wait_for_port(server: "subprocess.Popen[bytes]") -> int:
+    assert server.stdout is not None
+    for line in server.stdout:
+        if found := re.search(rb"http://[^ ]*:(\d+)", line):
+            return int(found[1])
+    raise SystemExit("benchmarks.swapping: weft ended before it was ready")
+
+
+async def measure(settings: Settings, variant: Variant, port: int) -> list[Point]:
+    numbers = (0, *settings.adapters)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(f"http://{HOST}:{port}", timeout=timeout) as http:
+        load = Load(settings, http)
+        turns = [{number: await load.turn(variant.ranks, number) for number in numbers}
+                 for _ in range(settings.repeat + 1)]
+    return [point(variant.name, number, turns[1:], settings.seconds / 2) for number in numbers]
+
+
+def point(variant: str, number: int, turns: Sequence[dict[int, Heard]], seconds: float) -> Point:
+    costs = [100 * (1 - turn[number].tokens / max(turn[0].tokens, 1)) for turn in turns]
+    gaps = sorted(1e3 * gap for turn in turns for gap in turn[number].gaps)
+    return Point(variant, number, statistics.median(turn[number].tokens for turn in turns) / seconds,
+                 statistics.median(costs), percentile(gaps, 50), percentile(gaps, 95), gaps[-1])
+
+
+COLUMNS = (
+    ("adapters", "{0.adapters}"), ("tokens/s", "{0.tokens_per_second:.0f}"), ("cost %", "{0.cost_percent:.1f}"),
+    ("gap p50", "{0.gap_p50_ms:.1f}"), ("gap p95", "{0.gap_p95_ms:.1f}"), ("longest", "{0.gap_most_ms:.1f}"))
+
+
+def table(points: Sequence[Point]) -> str:
+    lines = [[form.format(one) for _, form in COLUMNS] for one in points]
+    return "\n".join(" ".join(f"{cell:>10}" for cell in line) for line in [[name for name, _ in COLUMNS], *lines])
+
+
+def summary(settings: Settings, points: Sequence[Point], date: str) -> dict[str, Any]:
+    stays = {one.adapters: round(one.cost_percent, 1) for one in points if one.variant == "stay" and one.adapters}
+    return {"cost_percent": {number: stays[number] for number in GOALS if number in stays}, "goals": GOALS,
+            "shape": settings.shape, "streams": settings.streams, "length": settings.length, "places": settings.places,
+            "date": date, "hardware": hardware(), "repeat": settings.repeat, "points": [asdict(one) for one in points]}
+
+
+def variants(settings: Settings) -> tuple[Variant, ...]:
+    return (Variant("stay", SAME), Variant("take turns", SAME, ("--max-active-adapters", str(settings.places))),
+            Variant("stay, of different ranks", MIXED))
+
+
+def bench(settings: Settings = Settings()) -> None:
+    """Tokens a second and milliseconds between tokens, with and without adapters."""
+    points: list[Point] = []
+    text = ""
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(settings.folder or temporary)
+        model, root = make(settings.shape, place / settings.shape), place / f"{settings.shape}-adapters"
+        for variant in variants(settings):
+            make_adapters(settings, root, variant.ranks)
+            with served(model, root, variant.flags) as port:
+                found = uvloop.run(measure(settings, variant, port))
+            points += found
+            text += f"adapters that {variant.name}:\n{table(found)}\n"
+    date = datetime.now(UTC).date().isoformat()
+    text += json.dumps(summary(settings, points, date)) + "\n"
+    if settings.save:
+        save(date, f"{settings.shape} adapters served", text)
+    print(text, end="")
+
+
+def main() -> None:
+    try:
+        cyclopts.run(bench)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"benchmarks.swapping: {error}") from None
+
+
+if __name__ == "__main__":
+    main()
