@@ -195,8 +195,8 @@ async def let_in(
     adapters = None
     try:
         sender = make_sender(order.traces, "router", log.warning)
-        if order.store:
-            adapters = Adapters(order.config, Store(order.store, order.hub_token), engine.resources)
+        if order.store and may_adapt(order.config, engine.facts):
+            adapters = Adapters(order.config, Store(order.store, order.hub_token), engine.resources, order.model)
             await adapters.preload(engine.resources.keep)
         validator = Validator(order.config, engine.facts, *files, engine.resources.of, adapters=adapters)
     except (ValueError, ShardsLost):
@@ -215,6 +215,15 @@ async def let_in(
     await entrance.door.open()
     tell(order.ready_fd, f"ready {port} {json.dumps(served(engine.facts))}")
     return running
+
+
+def may_adapt(config: RouterConfig, facts: ModelFacts) -> bool:
+    """Whether the model takes adapters. Raises ValueError where some are to stay."""
+    if not facts.adapters and (config.adapter_id or config.preloaded_adapter_ids):
+        raise ValueError("this model takes no adapters; leave out --adapter-id and --preloaded-adapter-ids")
+    if not facts.adapters:
+        log.warning("this model takes no adapters; requests that name one are refused")
+    return facts.adapters
 
 
 def served(facts: ModelFacts) -> dict[str, Any]:

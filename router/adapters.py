@@ -6,6 +6,7 @@ adapters come from nor how they come to the shards.
 """
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ MOST_KNOWN = 4096  # names, and tokens that were let in
 STRATEGIES = ("linear", "ties", "dare_linear", "dare_ties")
 SIGNS = ("total", "frequency")
 now = time.monotonic
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,10 @@ class Shelves(Protocol):
 class Adapters:
     """Close it to end the store."""
 
-    def __init__(self, config: RouterConfig, store: Store, shelves: Shelves) -> None:
+    def __init__(self, config: RouterConfig, store: Store, shelves: Shelves, model: str = "") -> None:
+        """`model` is what the model is called that they should have been trained on."""
         self._config = config
+        self._model = model
         self._store = store
         self._shelves = shelves
         self._entries: OrderedDict[Named, Entry] = OrderedDict()
@@ -218,6 +222,8 @@ class Adapters:
         question = {"op": "fetch", "source": named.source, "name": named.name, "token": token,
                     "own_token": named in self._ours, "fresh": fresh}
         version = version_of(await self._answer(named.name, **question))
+        if is_other_model(version.base, self._model):
+            log.warning("the adapter %s was trained on %s, and %s is served", named.name, version.base, self._model)
         entry = self._entries[named] = Entry(version, now())
         while len(self._entries) > MOST_KNOWN:
             self._entries.popitem(last=False)
@@ -258,6 +264,15 @@ class Adapters:
         if "error" in answer:
             fail(about, answer)
         return answer
+
+
+def is_other_model(base: str, model: str) -> bool:
+    """By their last names: the same model may lie in a folder, or at the Hub under another owner."""
+    return bool(base and model) and last_name(base) != last_name(model)
+
+
+def last_name(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()
 
 
 def version_of(answer: Mapping[str, Any]) -> Version:

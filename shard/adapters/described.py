@@ -24,7 +24,7 @@ SAVED = ("lm_head", "embed_tokens", "wte", "embed_in", "embed_out", "word_embedd
 IDLE = frozenset((
     "task_type", "auto_mapping", "peft_version", "revision", "inference_mode", "lora_dropout", "megatron_config",
     "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config",
-    "qalora_group_size", "runtime_config", "layers_pattern", "ensure_weight_tying"))
+    "qalora_group_size", "runtime_config", "layers_pattern"))
 HONOURED = frozenset((
     "peft_type", "base_model_name_or_path", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
     "target_modules", "exclude_modules", "layers_to_transform", "fan_in_fan_out", "modules_to_save", "bias",
@@ -38,6 +38,8 @@ REFUSED = {  # and why
     "use_qalora": "its inputs are pooled in groups (QA-LoRA)",
     "target_parameters": "it changes parameters that belong to no linear, such as those of fused experts",
     "trainable_token_indices": "it replaces single rows of the embedding; train it with modules_to_save",
+    "ensure_weight_tying": "what it changes of the embedding is meant for the head as well; train it with both in "
+                           "modules_to_save",
     "arrow_config": "it routes tokens between adapters (Arrow)",
     "kasa_config": "its singular values are scaled (KaSA)",
     "monteclora_config": "its weights are drawn (MonteCLoRA)",

@@ -186,6 +186,13 @@ def test_a_name_that_is_forgotten_is_fetched_again() -> None:
     play(story)
 
 
+@pytest.mark.parametrize(("base", "model", "other"), [
+    ("org/llama", "org/llama", False), ("org/Llama", "/models/llama/", False), ("org/llama", "org/qwen", True),
+    ("", "org/qwen", False), ("org/llama", "", False)])
+def test_an_adapter_of_another_model_is_told_by_its_last_name(base: str, model: str, other: bool) -> None:
+    assert adapters.is_other_model(base, model) is other
+
+
 def test_several_are_merged_by_their_versions() -> None:
     async def story(house: House) -> None:
         wanted = Merged((Named("a"), Named("b")), (0.5, 2.0), "ties", 0.3)
