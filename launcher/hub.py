@@ -36,6 +36,18 @@ class NoSuchModel(ValueError):
     """Or none that the Hub shows us."""
 
 
+class NoSuchRevision(ValueError):
+    """Of a model that there is."""
+
+
+class Gated(ValueError):
+    """There it is, and this token does not open it."""
+
+
+class TokenRefused(ValueError):
+    """Whatever it was to open."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     commit: str
@@ -103,7 +115,7 @@ class Hub:
                 place += len(piece)
 
     def _path(self, name: str, commit: str) -> str:
-        return f"/{self.name}/resolve/{commit}/{quote(name)}"
+        return f"/{self.name}/resolve/{quote(commit, safe='')}/{quote(name)}"
 
     @contextmanager
     def _asked(self, path: str, revision: str, method: str = "GET", **headers: str) -> Iterator[HTTPResponse]:
@@ -132,14 +144,14 @@ class Hub:
             words = f"{answer.code} {WORDS.get(answer.code, answer.reason)}"
             return Unreachable(f"the Hub at {self.endpoint} answers {words}", heard=True, seconds=pause_of(answer))
         if kind == "GatedRepo":
-            return ValueError(f"{self.name} is gated: ask for access at {page}, " + (
+            return Gated(f"{self.name} is gated: ask for access at {page}, " + (
                 "the account of the token that is set does not have it" if self._token else
                 "and set HF_TOKEN to a token of your account"))
         if kind == "RevisionNotFound":
-            return ValueError(f"{self.name} has no revision {revision} (--revision: a branch, a tag or a commit)")
+            return NoSuchRevision(f"{self.name} has no revision {revision} (--revision: a branch, a tag or a commit)")
         if self._token and answer.code in {401, 403} and kind != "RepoNotFound":
-            return ValueError(f"the Hub at {self.endpoint} {WORDS[answer.code]} ({answer.code}): set HF_TOKEN to a "
-                              f"token that may read {self.name}, or to nothing for a model that is public")
+            return TokenRefused(f"the Hub at {self.endpoint} {WORDS[answer.code]} ({answer.code}): set HF_TOKEN to a "
+                                f"token that may read {self.name}, or to nothing for a model that is public")
         if kind in {"RepoNotFound", ""} and answer.code in {401, 403, 404}:
             return NoSuchModel(f"there is no model {self.name} at {self.endpoint}, or it is private: check the name, "
                                "and for a private one set HF_TOKEN to a token that may read it")

@@ -39,6 +39,7 @@ class FakeHub:
         self.damaged: set[str] = set()  # one bit of these differs
         self.ranges = True
         self.gated_for = ""  # only this token may read files
+        self.private_for = ""  # only this token is shown that there is anything
         self.asked: list[Asked] = []
         self.stalled, self.over = threading.Event(), threading.Event()
 
@@ -92,6 +93,9 @@ class Question(BaseHTTPRequestHandler):
         if self.hub.answers:
             answer = self.hub.answers.popleft()
             self.answer(*(answer if isinstance(answer, tuple) else (answer, {})))
+        elif self.hub.private_for and headers.get("Authorization") != f"Bearer {self.hub.private_for}" and (
+                not path.startswith("/store/")):
+            self.answer(404 if headers.get("Authorization") else 401, {"X-Error-Code": "RepoNotFound"})
         elif path.startswith("/store/"):
             self.send_file(path.removeprefix("/store/"))
         elif path.startswith("/cached/"):

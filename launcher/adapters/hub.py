@@ -1,0 +1,229 @@
+"""The source `hub`: adapters at the Hub, `org/name` or `org/name@revision`, downloaded into the store.
+
+What anybody may read is asked for without a token, so that it is known of the rest that a token was needed. Without the
+Hub, what is on this machine stands for it. Knows not what stands in the files, but of the config, which is looked at
+before the weights are downloaded.
+"""
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from launcher.adapters.contents import CONFIG, FILES, WEIGHTS, check_names, check_sizes, read_base
+from launcher.adapters.orders import Allowed, Fetch
+from launcher.adapters.refused import Refused, called
+from launcher.adapters.sighting import Sighting
+from launcher.cache import Kept
+from launcher.hub import Gated, Hub, NoSuchModel, NoSuchRevision, RemoteFile, TokenRefused, Unreachable
+from launcher.model import HUB_NAME, REVISION
+from launcher.patience import Patience
+from launcher.transfer import NotDownloaded, Transfer, checksummed
+
+PAUSES = (1.0, 2.0, 4.0)  # seconds; a client waits
+TRIES = 3
+NOT_SHOWN = (NoSuchModel, Gated, TokenRefused)
+Answer = TypeVar("Answer")
+
+
+class Repository(NamedTuple):
+    name: str
+    revision: str
+
+
+class Remote(NamedTuple):
+    """An adapter at the Hub, as it was seen with a token."""
+
+    hub: Hub
+    token: str
+    commit: str
+    files: Mapping[str, RemoteFile]
+
+
+@dataclass(frozen=True, slots=True)
+class HubSettings:
+    """How the Hub is reached, and what is kept of it."""
+
+    endpoint: str
+    client: str  # what we call ourselves
+    offline: str  # the variable that forbids to connect
+    downloads: Path
+    cache: Path  # of this user, which other programs fill
+    own_token: str = field(default="", repr=False)
+
+
+class HubSource:
+    is_far = True
+
+    def __init__(self, access: HubSettings, pauses: Sequence[float] = PAUSES) -> None:
+        self._access, self._pauses = access, pauses
+        self._stopped = threading.Event()  # never: it ends with the process
+
+    def tokens(self, asked: Fetch) -> tuple[str, ...]:
+        own = self._access.own_token if asked.own_token else ""
+        return tuple(dict.fromkeys(("", asked.token, own)))
+
+    @contextmanager
+    def look(self, asked: Fetch) -> Iterator[Sighting]:
+        repository = read_name(asked.name)
+        remote = self._asked(lambda: self._first_seen(repository, self.tokens(asked)))
+        kept = Kept(self._access.downloads, repository.name)
+        if remote.token:  # it may have been public when it was downloaded
+            (kept.folder / "refs" / repository.revision).unlink(missing_ok=True)
+        files = remote.files.values()
+        try:
+            yield Sighting(
+                sum(file.size - kept.size_so_far(file.etag, file.size) for file in files),
+                lambda folder: self._asked(lambda: self._bring(remote, kept, repository.revision, folder)),
+                tuple(file.etag for file in files) if all(map(checksummed, files)) else None,
+                remote.token, private=bool(remote.token))
+        finally:
+            drop_unused([kept.blob(file.etag) for file in files])
+
+    def nearby(self, asked: Fetch) -> Sighting | None:
+        """What was public when it was downloaded. What other programs have downloaded is for the operator alone, unless
+        the Hub is not to be asked at all."""
+        repository, offline = read_name(asked.name), bool(self._access.offline)
+        if found := snapshot(self._access.downloads, repository):
+            return sighting_of(found, private=False)
+        if (offline or asked.own_token) and (found := snapshot(self._access.cache, repository)):
+            return sighting_of(found, private=not offline)
+        return None
+
+    def check_allowed(self, asked: Allowed) -> None:
+        """Whether the token may read it: one question, since the Hub says of large files at once where they are. Raises
+        Refused."""
+        repository = read_name(asked.name)
+        hub = Hub(self._access.endpoint, repository.name, asked.token, self._access.client)
+        try:
+            self._asked(lambda: hub.file(WEIGHTS, repository.revision))
+        except NOT_SHOWN as error:
+            raise self._not_shown(repository, [error]) from None
+
+    def _asked(self, work: Callable[[], Answer]) -> Answer:
+        """What keeps the Hub from answering, as Refused."""
+        if self._access.offline:
+            raise Refused("unreachable", f"{self._access.offline} is set, so the Hub is not asked, and the adapter is "
+                                         "not on this machine")
+        try:
+            return work()
+        except (Unreachable, NotDownloaded) as error:
+            raise Refused("unreachable", str(error)) from None
+
+    def _first_seen(self, repository: Repository, tokens: Sequence[str]) -> Remote:
+        refusals: list[ValueError] = []
+        for token in tokens:
+            try:
+                return self._seen(repository, token)
+            except NOT_SHOWN as error:
+                refusals.append(error)
+            except NoSuchRevision:
+                raise Refused("missing", f"the adapter {repository.name} has no revision "
+                                         f"{called(repository.revision)}") from None
+        raise self._not_shown(repository, refusals)
+
+    def _seen(self, repository: Repository, token: str) -> Remote:
+        hub = Hub(self._access.endpoint, repository.name, token, self._access.client)
+        listing = self._patience().ask(partial(hub.listing, repository.revision))
+        check_names(listing.names, f"{repository.name} at {self._access.endpoint}")
+        files = {name: self._patience().ask(partial(hub.file, name, listing.commit)) for name in FILES}
+        check_sizes({name: file.size for name, file in files.items()})
+        return Remote(hub, token, listing.commit, files)
+
+    def _not_shown(self, repository: Repository, refusals: Sequence[ValueError]) -> Refused:
+        """The Hub does not tell whether there is none or whether it is not to be seen, and so neither do we."""
+        name, endpoint = repository.name, self._access.endpoint
+        if any(isinstance(refusal, Gated) for refusal in refusals):
+            return Refused("forbidden", f"the adapter {name} is gated: ask for access at {endpoint}/{name}, and send a "
+                                        "token of an account that has it")
+        return Refused("missing", f"there is no adapter {name} at {endpoint}, or the token of the request may not read "
+                                  "it")
+
+    def _bring(self, remote: Remote, kept: Kept, revision: str, folder: Path) -> None:
+        kept.prepare()
+        transfer = Transfer(remote.hub, kept, remote.commit, self._stopped, self._patience, quiet, quiet)
+        for name, file in remote.files.items():
+            try:
+                bring(transfer, file, folder / name)
+            except OSError:  # the disk is full, or worse: there is nothing to go on with
+                drop_beginning(kept, file)
+                raise
+            if name == CONFIG:
+                read_base(folder)
+        if not remote.token:
+            kept.publish(remote.commit, {name: file.etag for name, file in remote.files.items()}, revision)
+
+    def _patience(self) -> Patience:
+        return Patience(self._stopped, quiet, self._pauses)
+
+
+def read_name(name: str) -> Repository:
+    path, at, revision = name.partition("@")
+    revision = revision if at else "main"
+    if not HUB_NAME.fullmatch(path):
+        raise Refused("invalid", f"an adapter of the Hub has a name such as org/name or org/name@revision, got "
+                                 f"{called(name)}")
+    if not REVISION.fullmatch(revision):
+        raise Refused("invalid", "the revision of an adapter must be a branch, a tag or a commit of at most 200 "
+                                 f"characters, got {called(revision)}")
+    return Repository(path, revision)
+
+
+def bring(transfer: Transfer, file: RemoteFile, target: Path) -> None:
+    """The download itself under another name, not a copy. Who brought the same may drop it before we have it."""
+    blob = transfer.kept.blob(file.etag)
+    for _ in range(TRIES):
+        transfer.bring(file)
+        with suppress(FileNotFoundError):
+            link(blob, target)
+            return
+    raise NotDownloaded(f"{file.name} of {transfer.hub.name} is dropped again and again; try again")
+
+
+def drop_beginning(kept: Kept, file: RemoteFile) -> None:
+    with kept.locked(file.etag, quiet):
+        kept.beginning(file.etag).unlink(missing_ok=True)
+
+
+def link(path: Path, target: Path) -> None:
+    try:
+        os.link(path, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a filesystem without such links
+        shutil.copyfile(path, target)
+
+
+def drop_unused(blobs: Sequence[Path]) -> None:
+    """Downloads that no version has become are of no use to anybody."""
+    for blob in blobs:
+        with suppress(FileNotFoundError):
+            if blob.stat().st_nlink == 1:
+                blob.unlink()
+
+
+def snapshot(cache: Path, repository: Repository) -> Path | None:
+    """The folder, if both files are in the cache."""
+    folder = Kept(cache, repository.name).snapshot(repository.revision)
+    return folder if all((folder / name).is_file() for name in FILES) else None
+
+
+def sighting_of(folder: Path, *, private: bool) -> Sighting:
+    files = [(folder / name).stat() for name in FILES]
+    check_sizes(dict(zip(FILES, (file.st_size for file in files), strict=True)))
+    stamp = tuple((file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns) for file in files)
+    return Sighting(sum(file.st_size for file in files), partial(copy_all, folder), stamp, private=private)
+
+
+def copy_all(source: Path, target: Path) -> None:
+    for name in FILES:
+        shutil.copyfile(source / name, target / name)
+
+
+def quiet(*_: object) -> None:
+    """Who waits hears of the end."""

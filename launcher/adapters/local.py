@@ -1,0 +1,181 @@
+"""The source `local`: folders below one that the server's operator chose.
+
+Names are those of clients. Nothing outside of that folder is ever opened: links are followed on paper first, and what
+is opened then is no link, from the folder downwards. Knows not what stands in the files.
+"""
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from launcher.adapters.contents import CONFIG, FILES, PICKLED, WEIGHTS, check_names, check_sizes
+from launcher.adapters.orders import Fetch
+from launcher.adapters.refused import Refused, called
+from launcher.adapters.sighting import Sighting
+
+CLOSED = "the source `local` is closed: start the server with --adapter-root FOLDER"
+PIECE = 2**20
+SETTLED = 10**9  # nanoseconds: a file that changed later may change again without its time telling
+
+
+class Stamp(NamedTuple):
+    """By which a file is known again."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+
+class Opened(NamedTuple):
+    path: tuple[str, ...]  # below the root
+    descriptor: int
+    stamp: Stamp
+
+
+class LocalSource:
+    is_far = False
+
+    def __init__(self, root: str, now: Callable[[], int] = time.time_ns) -> None:
+        self._root, self._now = root, now
+
+    def tokens(self, asked: Fetch) -> tuple[str, ...]:  # noqa: ARG002 - files know no tokens
+        return ("",)
+
+    def nearby(self, asked: Fetch) -> None:
+        """Nothing else than what was looked at."""
+
+    @contextmanager
+    def look(self, asked: Fetch) -> Iterator[Sighting]:
+        if not self._root:
+            raise Refused("forbidden", CLOSED)
+        with ExitStack() as open_files:
+            root = descriptor(open_files, os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            files = {name: self._open(open_files, root, asked.name, name) for name in self._names(root, asked.name)}
+            sizes = {name: file.stamp.size for name, file in files.items()}
+            check_sizes(sizes)
+            yield Sighting(sum(sizes.values()), partial(bring, root, files), self._stamp(asked, files))
+
+    def _names(self, root: int, name: str) -> tuple[str, ...]:
+        """Of the files, which are there."""
+        folder = self._below(name)
+        if not is_folder(root, folder):
+            raise Refused("missing", f"there is no adapter {called(name)} below the folder of --adapter-root")
+        found = [file for file in (CONFIG, WEIGHTS, PICKLED) if self._is_there(root, name, file)]
+        check_names(found, f"the folder {called(name)}")
+        return FILES
+
+    def _is_there(self, root: int, name: str, file: str) -> bool:
+        with suppress(OSError, Refused):
+            find(root, self._below(name, file))
+            return True
+        return False
+
+    def _below(self, *names: str) -> tuple[str, ...]:
+        """Where that is, once links are followed, in steps down from the root."""
+        if ".." in PurePath(names[0]).parts or "\0" in names[0]:
+            raise outside(names[0])
+        try:
+            real = os.path.realpath(self._root)
+            path = PurePath(os.path.join(real, self._without_root(names[0], real), *names[1:]))
+            return PurePath(os.path.realpath(path)).relative_to(real).parts
+        except (ValueError, OSError):
+            raise outside(names[0]) from None
+
+    def _without_root(self, name: str, real: str) -> PurePath:
+        """An absolute name must begin with that of the root, as it was given or as it is. Raises ValueError."""
+        path = PurePath(name)
+        if not path.is_absolute():
+            return path
+        start = next((start for start in (os.path.abspath(self._root), real) if path.is_relative_to(start)), real)
+        return path.relative_to(start)
+
+    def _open(self, open_files: ExitStack, root: int, name: str, file: str) -> Opened:
+        path = self._below(name, file)
+        try:
+            found = descriptor(open_files, open_below(root, path))
+        except OSError as error:
+            raise Refused("missing", f"cannot open {file} of {called(name)}: {error.strerror}") from None
+        about = os.fstat(found)
+        if not stat.S_ISREG(about.st_mode):
+            raise Refused("invalid", f"{file} of {called(name)} is no regular file")
+        return Opened(path, found, stamp_of(about))
+
+    def _stamp(self, asked: Fetch, files: dict[str, Opened]) -> tuple[Stamp, ...] | None:
+        """None where it cannot be relied on that what has the same is the same."""
+        settled = all(self._now() - max(file.stamp.modified, file.stamp.changed) > SETTLED for file in files.values())
+        return tuple(file.stamp for file in files.values()) if settled and not asked.fresh else None
+
+
+def bring(root: int, files: dict[str, Opened], folder: Path) -> None:
+    for name, file in files.items():
+        copy(file, folder / name)
+    for name, file in files.items():
+        if not file.stamp == stamp_of(os.fstat(file.descriptor)) == stamp_now(root, file.path):
+            raise Refused("invalid", f"{name} changed while it was read; try again")
+
+
+def copy(file: Opened, target: Path) -> None:
+    """Not more than it had: somebody may go on writing to it."""
+    place, size = 0, file.stamp.size
+    with target.open("wb", buffering=0) as written:
+        while place < size and (piece := os.pread(file.descriptor, min(PIECE, size - place), place)):
+            left = memoryview(piece)
+            while left:
+                left = left[written.write(left):]
+            place += len(piece)
+
+
+def stamp_of(about: os.stat_result) -> Stamp:
+    return Stamp(about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+
+
+def stamp_now(root: int, path: tuple[str, ...]) -> Stamp | None:
+    try:
+        return stamp_of(find(root, path))
+    except OSError:
+        return None
+
+
+def find(root: int, path: tuple[str, ...]) -> os.stat_result:
+    """What is there, which is not opened."""
+    found = open_below(root, path, os.O_PATH)
+    try:
+        return os.fstat(found)
+    finally:
+        os.close(found)
+
+
+def is_folder(root: int, path: tuple[str, ...]) -> bool:
+    with suppress(OSError):
+        return stat.S_ISDIR(find(root, path).st_mode)
+    return False
+
+
+def open_below(root: int, path: tuple[str, ...], how: int = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) -> int:
+    """Step by step, and no step is a link: a folder that somebody makes one meanwhile leads nowhere."""
+    folder = os.dup(root)
+    try:
+        for step in path[:-1]:
+            deeper = os.open(step, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            os.close(folder)
+            folder = deeper
+        return os.open(path[-1] if path else ".", how | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def descriptor(open_files: ExitStack, number: int) -> int:
+    """Closed with the others."""
+    open_files.callback(os.close, number)
+    return number
+
+
+def outside(name: str) -> Refused:
+    return Refused("forbidden", f"{called(name)} leads out of the folder of --adapter-root")
