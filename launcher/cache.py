@@ -80,7 +80,9 @@ class Kept:
         folder.mkdir(parents=True, exist_ok=True)
         for name, etag in etags.items():
             if not (folder / name).exists():
-                put(folder / name, partial(Path.symlink_to, target=f"../../blobs/{etag}"))
+                (folder / name).parent.mkdir(exist_ok=True)
+                up = "../" * (2 + name.count("/"))
+                put(folder / name, partial(Path.symlink_to, target=f"{up}blobs/{etag}"))
         if self.commit(revision) != commit:
             ref = self.folder / "refs" / revision
             ref.parent.mkdir(parents=True, exist_ok=True)

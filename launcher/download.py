@@ -21,7 +21,7 @@ from typing import NoReturn, TypeVar
 
 from launcher.cache import Kept
 from launcher.fetch import Order
-from launcher.hub import Hub, Listing, NoSuchModel, RemoteFile, Unreachable
+from launcher.hub import POOLING, Hub, Listing, NoSuchModel, RemoteFile, Unreachable
 from launcher.meter import Meter, amount
 from launcher.model import INDEX, SINGLE, check_names, find_model, promised
 from launcher.patience import PAUSES, Patience
@@ -31,7 +31,7 @@ from launcher.voice import Voice
 
 NEEDED = frozenset({
     INDEX, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-    "special_tokens_map.json", "chat_template.jinja", "chat_template.json"})
+    "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "modules.json", POOLING})
 AT_ONCE = 8  # files
 LARGEST = 50e9  # bytes
 REDRAWN = 0.2  # seconds

@@ -19,6 +19,7 @@ TIMEOUT = 10.0  # seconds of silence
 PIECE = 256 * 1024  # most bytes at once
 LONGEST_LISTING = 2**25  # bytes
 COMMIT = re.compile(r"[0-9a-f]{40}")
+POOLING = "1_Pooling/config.json"  # how an embedding is made of what a model says of a text
 ETAG = re.compile(r"(?!\.)[\w.-]{1,128}", re.ASCII)  # becomes the name of a file
 AGAIN = {408, 425, 429, 500, 502, 503, 504}  # what may be otherwise in a moment
 WORDS = {401: "refuses the token", 403: "forbids it", 429: "asks for fewer requests"}
@@ -160,7 +161,7 @@ class Hub:
 
 
 def read_listing(text: bytes, endpoint: str) -> Listing:
-    """Only names without folders: a server needs no others, and they can lead nowhere."""
+    """Only names without folders, which can lead nowhere, and the one with a folder that a server needs."""
     try:
         told = json.loads(text)
         commit, names = told["sha"], tuple(file["rfilename"] for file in told["siblings"])
@@ -168,7 +169,8 @@ def read_listing(text: bytes, endpoint: str) -> Listing:
         raise Unreachable(f"{endpoint} answers with something else than a model of the Hub; see HF_ENDPOINT") from error
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
         raise Unreachable(f"{endpoint} names a commit that is none: {commit!r}")
-    return Listing(commit, tuple(name for name in names if isinstance(name, str) and ETAG.fullmatch(name)))
+    return Listing(commit, tuple(name for name in names if isinstance(name, str) and (
+        name == POOLING or ETAG.fullmatch(name))))
 
 
 def pause_of(answer: HTTPError) -> float:

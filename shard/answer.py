@@ -1,6 +1,6 @@
-"""The rows of an answer to a step, written column by column. Knows nothing of how tokens came about."""
+"""The rows of an answer to a step, written column by column. Knows nothing of how what they tell came about."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -24,6 +24,14 @@ class PromptPart:
 
     start: int
     logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """What the tokens of a text are: one entry per token."""
+
+    labels: list[int]
+    scores: list[float]
 
 
 def write_rows(answer: pb.StepAnswer, step: Step, said: Mapping[int, Said]) -> None:
@@ -58,3 +66,25 @@ def write_prompts(answer: pb.StepAnswer, prompts: Mapping[int, PromptPart]) -> N
             answer.prompt_starts.append(part.start)
             answer.num_prompt_logprobs.append(len(part.logprobs))
             answer.prompt_logprobs.extend(part.logprobs)
+
+
+def write_vectors(answer: pb.EmbedAnswer, vectors: Sequence[list[float] | None]) -> None:
+    """By text; none where it failed."""
+    rows = [vector for vector in vectors if vector is not None]
+    _write_failed(answer, vectors)
+    answer.width = len(rows[0]) if rows else 0
+    answer.values.extend(chain.from_iterable(rows))
+
+
+def write_labels(answer: pb.EmbedAnswer, labelled: Sequence[Labelled | None]) -> None:
+    """By text; none where it failed."""
+    rows = [row for row in labelled if row is not None]
+    _write_failed(answer, labelled)
+    answer.num_labels.extend([len(row.labels) for row in rows])
+    answer.labels.extend(chain.from_iterable([row.labels for row in rows]))
+    answer.scores.extend(chain.from_iterable([row.scores for row in rows]))
+
+
+def _write_failed(answer: pb.EmbedAnswer, told: Sequence[object]) -> None:
+    answer.failed.extend([place for place, row in enumerate(told) if row is None])
+    answer.failures.extend([pb.NON_FINITE] * len(answer.failed))

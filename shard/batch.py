@@ -13,6 +13,7 @@ from shard.change import Change, Chunk, Members, Step
 from shard.errors import Malformed, Refused
 from shard.pb import shard_pb2 as pb
 from shard.sequence import Limits, Sequence, read_sequences
+from shard.texts import Text, read_texts
 
 __all__ = ["Chunk", "Ledger", "Malformed", "Refused", "Step"]
 
@@ -88,6 +89,7 @@ class Ledger:
 
     def prefill(self, request: pb.PrefillRequest) -> Step:
         """The step is under way from here on; `finish` tells what came of it."""
+        self._check_generation()
         if request.alongside and not self.limits.mixed_steps:
             raise Refused("this shard runs no mixed steps")
         change = Change(self, request.batch)
@@ -99,10 +101,29 @@ class Ledger:
         return change.apply_step()
 
     def decode(self, request: pb.DecodeRequest) -> Step:
+        self._check_generation()
         change = Change(self, request.batch)
         change.ride(request)
         change.decode()
         return change.apply_step()
+
+    def embed(self, request: pb.EmbedRequest) -> list[Text]:
+        """The texts of a step, which leaves nothing behind."""
+        texts = read_texts(request, self.limits)
+        if not self.blocks.count:
+            raise Refused("Warmup comes first")
+        if request.wanted not in self.limits.wanted:
+            raise Refused(f"this shard gives no {pb.Wanted.Name(request.wanted)}")
+        for text in texts:
+            if text.adapter and text.adapter not in self.loaded[pb.KIND_ADAPTER]:
+                raise Refused(f"{pb.Kind.Name(pb.KIND_ADAPTER)} {text.adapter} is not loaded")
+        if (total := sum(len(text.tokens) for text in texts)) > self.max_chunk_tokens:
+            raise Refused(f"{total} tokens of texts would run, warm-up allowed {self.max_chunk_tokens}")
+        return texts
+
+    def _check_generation(self) -> None:
+        if not self.limits.generation:
+            raise Refused("this shard does not generate")
 
     def room(self, sequence: Sequence) -> int:
         """How many tokens a decode may yield for it: what it writes must fit into the model."""

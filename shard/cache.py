@@ -71,6 +71,17 @@ class Cache:
         self._blocks.index_fill_(1, integers(blocks).to(self.device), 0)
 
 
+class PassingCache(Cache):
+    """For sequences that are run as a whole: nobody needs keys and values once their layer has run, so all layers have
+    the memory of one."""
+
+    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, *, block_size: int, num_blocks: int,
+                 dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(1, num_kv_heads, head_dim, block_size=block_size, num_blocks=num_blocks, dtype=dtype,
+                         device=device)
+        self.keys, self.values, self.units = (some * num_layers for some in (self.keys, self.values, self.units))
+
+
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """On CPU the system hands the memory over page by page when it is written first; `torch.zeros` writes all of it."""
     if device.type != "cpu":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shard.given import Given
 from shard.models.config import ModelConfig
-from shard.models.table import find_architecture
+from shard.models.table import describe
 from shard.quantization.methods import read_quantization
 
 
@@ -27,7 +27,6 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def describe_model(given: Given) -> ModelConfig:
-    architecture = (given.get("architectures") or ["none"])[0]
-    described = find_architecture(architecture).describe(given)
+    described = describe(given)
     told = given.get("quantization_config", "compression_config")
     return replace(described, quantization=read_quantization(told, given.source))

@@ -36,6 +36,9 @@ class SimulatedConfig:
     adapters: bool = setting(True, "Whether adapters can be loaded.")
     adapter_bytes: int = setting(2**30, "Room for adapters.", low=0)
     grammars: bool = setting(True, "Whether grammars can be loaded.")
+    generation: bool = setting(True, "Whether prompts can be run and continued.")
+    embedding_width: int = setting(16, "Values of an embedding; 0: none can be asked for.", low=0)
+    num_labels: int = setting(0, "Labels that a token may get; 0: none can be asked for.", low=0)
     seconds_per_step: float = setting(0.02, "Time of a step, whatever it holds.", low=0)
     seconds_per_row: float = setting(0.0002, "Time for every sequence in a step.", low=0)
     seconds_per_chunk_token: float = setting(0.00005, "Time for every prompt token that a step runs.", low=0)
@@ -76,6 +79,9 @@ class ShardConfig:
         "each output; activations stay as they are. Empty: nothing. Checkpoints that are quantised need no setting.",
         choices=QUANTIZATIONS)
     adaptable: bool = setting(False, "Whether adapters can be loaded.")
+    embedding_dim: int = setting(
+        0, "How many values an embedding has: the first ones of the model's, which must have learnt to put the most "
+        "into them. 0: all.", low=0)
     device: str = setting("auto", "Where the model runs. auto: on GPUs if there are any.", choices=DEVICES)
     threads: int = setting(
         0, "Threads that each shard computes with on CPU. 0: the cores shared by the shards, less one for the router "

@@ -8,8 +8,8 @@ a fault does to a step or an answer; that is the worker's part.
 from collections import Counter
 from dataclasses import dataclass
 
-VERBS = ("warmup", "reset", "prefill", "decode", "filter", "concat", "load", "unload")
-STEPS = ("prefill", "decode")
+VERBS = ("warmup", "reset", "prefill", "decode", "filter", "concat", "embed", "load", "unload")
+STEPS = ("prefill", "decode", "embed")
 WRONGS = ("unknown", "missing", "token", "count")
 # Kind of fault: the verbs it may strike, and the argument it has when none is given.
 KINDS = {
@@ -19,7 +19,7 @@ KINDS = {
     "step_error": (VERBS, ""),  # the call raises
     "late": (STEPS, "0.1"),  # seconds by which the answer is late, while later messages are not delayed
     "slow": (STEPS, "0.1"),  # seconds that the step takes longer
-    "fail_sequence": (STEPS, "0"),  # which of the step's sequences fails, decodes first, then chunks
+    "fail_sequence": (STEPS, "0"),  # which of the step's sequences fails, decodes first, then chunks; or texts
     "wrong": (STEPS, "unknown"),  # what is wrong with the answer, one of WRONGS
 }
 

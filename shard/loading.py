@@ -8,17 +8,19 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from shard.adapters.wardrobe import Wardrobe
 from shard.attention.backends import Attention, choose_attention, make_attention
 from shard.attention.variant import Variant
-from shard.cache import Cache
+from shard.cache import Cache, PassingCache
 from shard.checkpoint import read_config
 from shard.config import ShardConfig
 from shard.device import choose_device, count_sharing, count_threads
 from shard.distributed import Group, choose_backend, join
+from shard.embedder import Embedder
 from shard.exactness import Gate
 from shard.grammar import Grammars, read_grammars
 from shard.layers.linear import can_pack
@@ -27,12 +29,16 @@ from shard.memory import Available, Room, adapter_room, check_weights, gpu_room,
 from shard.models.config import ModelConfig
 from shard.models.decoder import LanguageModel
 from shard.models.table import load_model
+from shard.pooling import read_pooling
 from shard.precision import Memory, choose_dtype, find_quickest, name, packed_product, settled
 from shard.progress import CHECK, LOAD, OnProgress, untold
 from shard.runner import Runner
 from shard.sampling import Sampler
 from shard.system import count_cores
 from shard.weights import Weights, weight_bytes
+
+Described = TypeVar("Described", bound=ModelConfig)
+Model = TypeVar("Model")
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +49,7 @@ class Loaded:
     model: LanguageModel
     attention: Attention
     runner: Runner
+    embedder: Embedder
     group: Group
     device: torch.device
     dtype: torch.dtype
@@ -81,24 +88,24 @@ class Loaded:
         return adapter_room(whole, self.adapter_fraction, self.num_sharing)
 
 
+@dataclass(frozen=True, slots=True)
+class Footing:
+    """What stands before weights are read, whatever the model."""
+
+    device: torch.device
+    group: Group
+    dtype: torch.dtype
+    memory: Memory
+    wardrobe: Wardrobe
+
+
 def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
-    num_gpus, folder = torch.cuda.device_count(), Path(config.model)
-    device = choose_device(config.device, config.rank, num_gpus)
-    compute_on(device, config)
-    described = read_config(folder)
-    group = join(config.rank, config.world_size,
-                 choose_backend(config.dist_backend, device.type, config.world_size, num_gpus), config.meeting_point)
-    memory: Memory = Kept(Path(config.memory)) if config.memory else Forgotten()
+    described = read_config(Path(config.model))
+    footing = prepare(config, described)
+    device, group, dtype, wardrobe = footing.device, footing.group, footing.dtype, footing.wardrobe
     backend = choose_attention(config.attention, device.type)
-    dtype = chosen_dtype(config, described.dtype, device, group, memory)
-    check_room(num_bytes(folder, described, config.quantize, dtype), device, group, num_gpus)
-    wardrobe = Wardrobe(dtype, device, adaptable=config.adaptable)
-    with Weights(folder, dtype, device, described.quantization, config.quantize, sites=wardrobe.sites,
-                 on_read=partial(on_progress, LOAD)) as weights:
-        model = read_weights(weights, folder, described, group)
-    log.info("loaded %s in %s on %s", described.architecture, name(dtype), device)
-    if weights.quantization:
-        log.info("%s", weights.quantization)
+    pooling = read_pooling(Path(config.model), "last", described.hidden_size, config.embedding_dim)
+    model = read_weights(config, footing, described, load_model, on_progress)
     attention = make_attention(backend, described.num_heads // group.size, model.num_kv_heads, described.head_dim,
                                Variant(described.scale, described.softcap, described.windows))
     shape = asdict(described) | {"dtype": dtype, "attention": backend, "ranks": group.size, "device": device.type,
@@ -106,15 +113,29 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     varied = model.cut(model.num_varied)
     gate = Gate(varied, described, attention, partial(make_cache, varied, 16, dtype=dtype, device=device), device)
     on_progress(CHECK, 0, 0)
-    inexact = examine(lambda: gate.verdict() or wardrobe.verdict(), group, memory, fingerprint(shape))
-    if inexact:
-        log.warning("answers may depend on what else is served at the same time: %s", inexact)
-    grammars = read_grammars(folder, described.vocabulary_size) if group.rank == 0 else None
+    inexact = examine(lambda: gate.verdict() or wardrobe.verdict(), group, footing.memory, fingerprint(shape))
+    grammars = read_grammars(Path(config.model), described.vocabulary_size) if group.rank == 0 else None
     sampler = Sampler(described.vocabulary_size, device, grammars)
     runner = Runner(model, attention, sampler, group, wardrobe.bearers, device=device)
+    passing = partial(make_cache, model, 16, dtype=dtype, device=device, kind=PassingCache)
+    embedder = Embedder(model, attention, pooling, wardrobe.bearers, make_cache=passing, device=device)
+    num_gpus = torch.cuda.device_count()
     sharing = count_sharing(config.rank, config.world_size, num_gpus) if device.type == "cuda" else config.world_size
-    return Loaded(config.model, model, attention, runner, group, device, dtype, inexact, grammars, wardrobe, sharing,
-                  config.memory_fraction, config.adapter_memory_fraction)
+    return Loaded(config.model, model, attention, runner, embedder, group, device, dtype, inexact, grammars, wardrobe,
+                  sharing, config.memory_fraction, config.adapter_memory_fraction)
+
+
+def prepare(config: ShardConfig, described: ModelConfig) -> Footing:
+    """Returns when all ranks are there. Raises ValueError where the weights would not fit."""
+    num_gpus, folder = torch.cuda.device_count(), Path(config.model)
+    device = choose_device(config.device, config.rank, num_gpus)
+    compute_on(device, config)
+    group = join(config.rank, config.world_size,
+                 choose_backend(config.dist_backend, device.type, config.world_size, num_gpus), config.meeting_point)
+    memory: Memory = Kept(Path(config.memory)) if config.memory else Forgotten()
+    dtype = chosen_dtype(config, described.dtype, device, group, memory)
+    check_room(num_bytes(folder, described, config.quantize, dtype), device, group, num_gpus)
+    return Footing(device, group, dtype, memory, Wardrobe(dtype, device, adaptable=config.adaptable))
 
 
 def compute_on(device: torch.device, config: ShardConfig) -> None:
@@ -154,18 +175,30 @@ def chosen_dtype(config: ShardConfig, stored: torch.dtype, device: torch.device,
     return precision.dtype
 
 
-def read_weights(weights: Weights, folder: Path, config: ModelConfig, group: Group) -> LanguageModel:
-    model = load_model(config, weights, group)
-    if unclaimed := weights.unclaimed():
-        raise ValueError(f"{folder}: {config.architecture} has no use for {', '.join(unclaimed[:3])}"
-                         f"{' and others' if len(unclaimed) > 3 else ''}; is config.json the one of this model?")
+def read_weights(config: ShardConfig, footing: Footing, described: Described,
+                 read: Callable[[Described, Weights, Group], Model], on_progress: OnProgress) -> Model:
+    """`read` finds in the weights what the model consists of."""
+    folder = Path(config.model)
+    with Weights(folder, footing.dtype, footing.device, described.quantization, config.quantize,
+                 sites=footing.wardrobe.sites, on_read=partial(on_progress, LOAD)) as weights:
+        model = read(described, weights, footing.group)
+        check_claimed(weights, folder, described)
+    log.info("loaded %s in %s on %s", described.architecture, name(footing.dtype), footing.device)
+    if weights.quantization:
+        log.info("%s", weights.quantization)
     return model
 
 
+def check_claimed(weights: Weights, folder: Path, config: ModelConfig) -> None:
+    if unclaimed := weights.unclaimed():
+        raise ValueError(f"{folder}: {config.architecture} has no use for {', '.join(unclaimed[:3])}"
+                         f"{' and others' if len(unclaimed) > 3 else ''}; is config.json the one of this model?")
+
+
 def make_cache(model: LanguageModel, block_size: int, num_blocks: int, dtype: torch.dtype,
-               device: torch.device) -> Cache:
-    return Cache(model.num_layers, model.num_kv_heads, model.head_dim, block_size=block_size, num_blocks=num_blocks,
-                 dtype=dtype, device=device)
+               device: torch.device, *, kind: type[Cache] = Cache) -> Cache:
+    return kind(model.num_layers, model.num_kv_heads, model.head_dim, block_size=block_size, num_blocks=num_blocks,
+                dtype=dtype, device=device)
 
 
 def examine(verdict: Callable[[], str], group: Group, memory: Memory, key: str) -> str:
@@ -174,9 +207,12 @@ def examine(verdict: Callable[[], str], group: Group, memory: Memory, key: str) 
     known = memory.get(key)
     if group.minimum(int(known is not None)):
         assert known is not None
-        return known
-    found = verdict()
-    if not group.minimum(int(not found)):
-        found = found or "another shard found a difference"
-    memory.put(key, found)
+        found = known
+    else:
+        found = verdict()
+        if not group.minimum(int(not found)):
+            found = found or "another shard found a difference"
+        memory.put(key, found)
+    if found:
+        log.warning("answers may depend on what else is served at the same time: %s", found)
     return found

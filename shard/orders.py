@@ -19,7 +19,7 @@ from shard.pb import shard_pb2 as pb
 
 Code = grpc.StatusCode
 Answer = TypeVar("Answer")
-Ordered = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatRequest
+Ordered = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatRequest | pb.EmbedRequest
 
 logger = logging.getLogger(__name__)
 

@@ -25,6 +25,8 @@ class Limits:
     max_positions: int
     tokens_per_step: int
     mixed_steps: bool
+    generation: bool = True  # whether sequences may enter
+    wanted: frozenset[int] = frozenset()  # what may be asked of texts, as `Wanted` in proto/shard.proto
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from shard.spans import tracing
 from shard.steplog import timing
 from shard.traces import Sender, make_sender
 
-MODEL_WORKER = "shard.worker:ModelWorker"  # imported when a model is served: it loads torch
+MODEL_WORKER = "shard.served:make_worker"  # imported when a model is served: it loads torch
 MAX_MESSAGE_BYTES = 64 * 2**20
 OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES))
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -40,6 +40,7 @@ class Worker(Protocol):
     def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer: ...
     def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement: ...
     def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement: ...
+    def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer: ...
     def load(self, request: pb.LoadRequest) -> pb.LoadAnswer: ...
     def unload(self, request: pb.UnloadRequest) -> pb.UnloadAnswer: ...
     def close(self) -> None: ...
@@ -50,7 +51,7 @@ class Taken:
     """A message that came on a line."""
 
     arrival: Arrival[Any]
-    step: pb.PrefillRequest | pb.DecodeRequest | None  # None: it takes no step
+    step: pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest | None  # None: it takes no step
 
 
 def on_time(_epoch: int, _order: int) -> float:
@@ -130,6 +131,10 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self.calls["Concat"] += 1
         return await self._answer(self._orders.take(request, self.worker.concat), context)
 
+    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedAnswer:
+        self.calls["Embed"] += 1
+        return await self._step(request, self.worker.embed, context)
+
     async def Steps(self, messages: AsyncIterator[pb.StepMessage], context: Any) -> None:
         line = Line(self._take_message, self._outcome)
         self._lines.add(line)
@@ -149,10 +154,6 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         await self._check_epoch(request.epoch, context)
         return await self._beside(self._loading, partial(self.worker.unload, request), context)
 
-    async def Embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedAnswer:  # noqa: ARG002
-        self.calls["Embed"] += 1
-        await context.abort(Code.UNIMPLEMENTED, "this shard does not embed")
-
     def _note_call(self) -> None:
         call = asyncio.current_task()
         assert call is not None
@@ -168,8 +169,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     # -- messages with an order
 
-    async def _step(self, request: Any, verb: Callable[[Any], pb.StepAnswer], context: Context) -> pb.StepAnswer:
-        done: pb.StepAnswer = await self._answer(self._orders.take(request, partial(self._run_step, verb)), context)
+    async def _step(self, request: Any, verb: Callable[[Any], Answer], context: Context) -> Answer:
+        done: Answer = await self._answer(self._orders.take(request, partial(self._run_step, verb)), context)
         if late := self._lateness(request.epoch, request.order):
             await asyncio.sleep(late)
         return done
@@ -180,6 +181,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
                 return self._take_step("Prefill", message.prefill, self.worker.prefill)
             case "decode":
                 return self._take_step("Decode", message.decode, self.worker.decode)
+            case "embed":
+                return self._take_step("Embed", message.embed, self.worker.embed)
             case "filter":
                 self.calls["Filter"] += 1
                 return Taken(self._orders.take(message.filter, self.worker.filter), None)
@@ -190,7 +193,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         trouble(arrival, Code.INVALID_ARGUMENT, "the message names no verb")
         return Taken(arrival, None)
 
-    def _take_step(self, name: str, request: Any, verb: Callable[[Any], pb.StepAnswer]) -> Taken:
+    def _take_step(self, name: str, request: Any, verb: Callable[[Any], Any]) -> Taken:
         self.calls[name] += 1
         return Taken(self._orders.take(request, partial(self._run_step, verb)), request)
 
@@ -202,6 +205,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             return pb.StepOutcome(acknowledgement=outcome)
         if late := self._lateness(taken.step.epoch, taken.step.order):
             await asyncio.sleep(late)
+        if isinstance(taken.step, pb.EmbedRequest):
+            return pb.StepOutcome(embed=outcome)
         return pb.StepOutcome(step=outcome)
 
     # -- messages without

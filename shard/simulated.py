@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from threading import TIMEOUT_MAX, Event
 from time import monotonic
 
-from shard.answer import PromptPart, Said, write_prompts, write_rows
+from shard.answer import Labelled, PromptPart, Said, write_labels, write_prompts, write_rows, write_vectors
 from shard.batch import Chunk, Ledger, Refused, Step
-from shard.config import ShardConfig
+from shard.config import ShardConfig, SimulatedConfig
 from shard.faults import Fault, Faults
+from shard.lies import spoil, spoil_texts
 from shard.pb import shard_pb2 as pb
 from shard.sequence import Limits, Sequence
-from shard.tale import BLANK, NUM_TOKENS, Cache, MixUp, Tale, Trace
+from shard.tale import NUM_TOKENS, Cache, MixUp, Tale, Trace, labels_of, vector_of
+from shard.texts import Text
 
-NOBODY = 2**63 + 1  # a sequence that no router ever named
 ADAPTER_BYTES = 2**20
+AnyStep = pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest
 FOREVER = TIMEOUT_MAX
 
 
@@ -57,8 +59,7 @@ class SimulatedWorker:
         self._cache: Cache = []
         self._late: dict[tuple[int, int], float] = {}
         self.faults = Faults(self._model.faults)
-        self.ledger = Ledger(Limits(self._model.vocabulary_size, self._model.max_positions,
-                                    self._model.tokens_per_step, self._model.mixed_steps))
+        self.ledger = Ledger(limits_of(self._model))
 
     def close(self) -> None:
         """Wake up whatever hangs or sleeps, for good."""
@@ -71,7 +72,9 @@ class SimulatedWorker:
             epoch=self._epoch, vocabulary_size=model.vocabulary_size, max_positions=model.max_positions,
             tokens_per_step=model.tokens_per_step, mixed_steps=model.mixed_steps, exact=True, adapters=model.adapters,
             grammars=model.grammars, loaded_adapters=sorted(loaded[pb.KIND_ADAPTER]),
-            loaded_grammars=sorted(loaded[pb.KIND_GRAMMAR]), warmup=self._warmup)
+            loaded_grammars=sorted(loaded[pb.KIND_GRAMMAR]), warmup=self._warmup, generation=model.generation,
+            embeddings=model.embedding_width > 0, classification=model.num_labels > 0,
+            labels=[f"LABEL_{number}" for number in range(model.num_labels)])
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
         self._strike("warmup")
@@ -111,6 +114,36 @@ class SimulatedWorker:
         self._strike("concat")
         self.ledger.concat(request)
         return pb.Acknowledgement(epoch=request.epoch, order=request.order)
+
+    def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
+        faults = self._strike("embed")
+        self._began, texts = monotonic(), self.ledger.embed(request)
+        self._check_poison(texts)
+        num_tokens = sum(len(text.tokens) for text in texts)
+        took, extra = self._seconds(len(texts), num_tokens, num_tokens), float(faults.get("slow", 0.0))
+        answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order, forward_seconds=took + extra)
+        failed = int(faults["fail_sequence"]) % len(texts) if "fail_sequence" in faults else -1
+        if self._rank == 0:
+            self._tell([None if place == failed else text for place, text in enumerate(texts)], request.wanted, answer)
+            spoil_texts(answer, faults.get("wrong", ""), len(texts))
+        self._take_time(request, faults, took, extra)
+        return answer
+
+    def _check_poison(self, texts: list[Text]) -> None:
+        for text in texts:
+            if (poison := self._poison_in(text.tokens)) is not None:
+                poison.fired = True
+                raise StepError("a text is poisonous")
+
+    def _tell(self, texts: list[Text | None], asked: int, answer: pb.EmbedAnswer) -> None:
+        """Nothing of a text that failed."""
+        model = self._model
+        if asked == pb.VECTORS:
+            write_vectors(answer, [vector_of(text, model.embedding_width, model.seed) if text else None
+                                   for text in texts])
+        else:
+            write_labels(answer, [Labelled(*labels_of(text, model.num_labels, model.seed)) if text else None
+                                  for text in texts])
 
     def load(self, request: pb.LoadRequest) -> pb.LoadAnswer:
         self._strike("load")
@@ -156,11 +189,14 @@ class SimulatedWorker:
             write_rows(answer, step, said)
             write_prompts(answer, prompts)
             spoil(answer, faults.get("wrong", ""), self._model.vocabulary_size)
+        self._take_time(request, faults, took, extra)
+        return answer
+
+    def _take_time(self, request: AnyStep, faults: dict[str, str], took: float, extra: float) -> None:
         if "late" in faults:
             self._late[request.epoch, request.order] = float(faults["late"])
         if (seconds := took * self._model.time_scale + extra) > 0.0:
             self._sleep(seconds)
-        return answer
 
     def _doze(self, seconds: float) -> None:
         """Let a step take its time, what was worked on it included, unless the worker is closed."""
@@ -173,13 +209,13 @@ class SimulatedWorker:
             said = sequence.tokens[sequence.num_prompt_tokens:]
             if said != [tale.token(index) for index in range(len(said))]:
                 raise MixUp(f"sequence {sequence.id} came with tokens that it never said")
-            sequence.memory = Memory(tale, Trace(sequence, self.ledger.blocks.size), self._poison_in(sequence))
+            prompt = sequence.tokens[:sequence.num_prompt_tokens]
+            sequence.memory = Memory(tale, Trace(sequence, self.ledger.blocks.size), self._poison_in(prompt))
         if sequence.memory.poison is not None:
             sequence.memory.poison.fired = True
             raise StepError(f"sequence {sequence.id} is poisonous")
 
-    def _poison_in(self, sequence: Sequence) -> Fault | None:
-        prompt = sequence.tokens[:sequence.num_prompt_tokens]
+    def _poison_in(self, prompt: list[int]) -> Fault | None:
         return next((fault for fault in self.faults if fault.kind == "poison" and int(fault.argument) in prompt), None)
 
     def _speak(self, sequence: Sequence) -> Said:
@@ -225,18 +261,8 @@ def with_neighbours(tokens: list[int], logprobs: list[float], count: int) -> Sai
                 [[logprob - i / 4 for i in range(count)] for logprob in logprobs])
 
 
-def spoil(answer: pb.StepAnswer, wrong: str, vocabulary_size: int) -> None:
-    """Make the answer one that no router may believe."""
-    if wrong == "unknown":
-        answer.sequences.append(NOBODY)
-        if answer.num_tokens:
-            answer.num_tokens.append(1)
-        answer.tokens.append(BLANK)
-        answer.logprobs.append(-1.0)
-    elif wrong == "missing" and answer.sequences:
-        count = answer.num_tokens.pop() if answer.num_tokens else 1
-        del answer.sequences[-1], answer.tokens[-count:], answer.logprobs[-count:]
-    elif wrong == "token" and answer.tokens:
-        answer.tokens[0] = vocabulary_size
-    elif wrong == "count":
-        answer.tokens.append(BLANK)
+def limits_of(model: SimulatedConfig) -> Limits:
+    can = {pb.VECTORS: model.embedding_width > 0, pb.LABELS: model.num_labels > 0}
+    wanted = frozenset(kind for kind, is_there in can.items() if is_there)
+    return Limits(model.vocabulary_size, model.max_positions, model.tokens_per_step, model.mixed_steps,
+                  model.generation, wanted)

@@ -1,15 +1,17 @@
-"""What the simulated model says, and what it must find in the cache to say it.
+"""What the simulated model says, what it must find in the cache to say it, and what it makes of a text.
 
 A tale is words of five letters and a blank, one byte a token, each word chosen by a hash of who asks and of the word's
 index: the same in any company, after any loss and on any machine, and different for different askers, so that a mix-up
-shows. A trace is what a sequence leaves in the cache; reading the cache compares the two. Knows nothing of steps.
+shows; so it is with embeddings and labels. A trace is what a sequence leaves in the cache; reading the cache compares
+the two. Knows nothing of steps.
 """
 
 from array import array
-from hashlib import blake2b
+from hashlib import blake2b, shake_128
 from struct import pack
 
 from shard.sequence import Sequence
+from shard.texts import Text
 
 WORDS = (b"woven braid loops twill skein heald knots plaid tweed linen satin denim gauze serge voile tulle "
          b"crepe chino drill baize cloth cords weave fiber kapok nylon rayon terry tapes picks reeds warps "
@@ -108,3 +110,15 @@ class Trace:
             self._chain = hash((self._chain, token))
         self._length = end
         return self._chain
+
+
+def vector_of(text: Text, width: int, seed: int) -> list[float]:
+    """Numbers between -1 and 1 that tell tokens and adapter; they are the same as floats of 32 bits."""
+    who = pack("<QQ", seed, text.adapter) + array("I", text.tokens).tobytes()
+    return [(byte - 128) / 128 for byte in shake_128(who).digest(width)]
+
+
+def labels_of(text: Text, num_labels: int, seed: int) -> tuple[list[int], list[float]]:
+    """By token a label that follows from it and the adapter, and a score that follows from its place."""
+    labels = [(token + text.adapter + seed) % num_labels for token in text.tokens]
+    return labels, [1 - place % 64 / 128 for place in range(len(labels))]

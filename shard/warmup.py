@@ -5,7 +5,7 @@ memory need not be found out, only until one takes long enough to tell what larg
 meanwhile, so all rehearsed sequences share the cache's first blocks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import inf
 from time import perf_counter
@@ -45,6 +45,14 @@ class Sizes:
         """In a cache of so many places."""
         length = min(request.max_total_tokens or num_places, num_places)
         return cls(request.max_batch_size, min(request.max_prefill_tokens, length), length)
+
+
+def note(measured: Iterable[Measured], answer: pb.WarmupAnswer) -> None:
+    for one in measured:
+        answer.rows.append(one.rows)
+        answer.chunk_tokens.append(one.chunk_tokens)
+        answer.context.append(one.context)
+        answer.seconds.append(one.seconds)
 
 
 class Rehearsal:

@@ -183,6 +183,10 @@ class Weights:
         """The same for every name that begins so."""
         self._claimed.update(name for name in self._stored if name.startswith(prefix))
 
+    def put_beneath(self, prefix: str) -> None:
+        """Every name, from now on: files of a model that was saved without its head lack what stands before them."""
+        self._stored = {f"{prefix}{name}": stored for name, stored in self._stored.items()}
+
     def unclaimed(self) -> list[str]:
         """What nobody asked for."""
         left = sorted(self._stored.keys() - self._claimed)

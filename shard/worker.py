@@ -5,14 +5,12 @@ Knows nothing of the wire, nor of how a step is computed (`runner.py`). All call
 """
 
 import logging
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TypeVar
 
-from shard.answer import write_prompts, write_rows
+from shard.answer import write_prompts, write_rows, write_vectors
 from shard.batch import Ledger, Refused, Step, asked_blocks
 from shard.cache import NUM_SPARE, Cache
 from shard.config import ShardConfig
@@ -22,31 +20,26 @@ from shard.pb import shard_pb2 as pb
 from shard.precision import name
 from shard.progress import OnProgress, untold
 from shard.sequence import Limits
-from shard.warmup import PATIENCE, Rehearsal, Sizes
-
-Result = TypeVar("Result")
+from shard.together import Result, leave, together
+from shard.warmup import PATIENCE, Rehearsal, Sizes, note
 
 REHEARSED_BLOCKS = 64  # for a step that is only run to see what it takes beside the cache
 
 log = logging.getLogger(__name__)
 
 
-def leave() -> None:
-    """End the process at once, as a crash does."""
-    os._exit(70)
-
-
 class ModelWorker:
     def __init__(self, config: ShardConfig, exit: Callable[[], object] = leave,  # noqa: A002 - what it does
                  on_progress: OnProgress = untold) -> None:
         """Loads the model; raises ValueError when it cannot be served. `exit` ends the process at once."""
-        self._exit = exit
         self._loaded: Loaded = load(config, on_progress)
+        self._exit = exit
         self._cache = self._loaded.cache(16, 0)
         self._epoch = 0
         self._warmup: pb.WarmupAnswer | None = None
         described = self._loaded.config
-        self.ledger = Ledger(Limits(described.vocabulary_size, described.max_positions, 1, mixed_steps=True))
+        self.ledger = Ledger(Limits(described.vocabulary_size, described.max_positions, 1, mixed_steps=True,
+                                    wanted=frozenset({pb.VECTORS})))
 
     def close(self) -> None:
         """A step cannot be woken up; the process ends it."""
@@ -59,7 +52,7 @@ class ModelWorker:
             max_positions=limits.max_positions, tokens_per_step=limits.tokens_per_step, mixed_steps=limits.mixed_steps,
             exact=not loaded.inexact, grammars=self._takes_grammars,
             loaded_grammars=sorted(numbers[pb.KIND_GRAMMAR]), adapters=loaded.wardrobe.is_open,
-            loaded_adapters=sorted(numbers[pb.KIND_ADAPTER]), warmup=self._warmup)
+            loaded_adapters=sorted(numbers[pb.KIND_ADAPTER]), warmup=self._warmup, generation=True, embeddings=True)
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
         self.ledger.check_warmup(request)
@@ -106,11 +99,7 @@ class ModelWorker:
     def _measure(self, request: pb.WarmupRequest, cache: Cache) -> pb.WarmupAnswer:
         sizes = Sizes.of(request, min(self._longest(request), cache.block_size * cache.num_blocks))
         answer = pb.WarmupAnswer(block_size=cache.block_size, num_blocks=cache.num_blocks)
-        for measured in self._rehearsal(cache, sizes).measure():
-            answer.rows.append(measured.rows)
-            answer.chunk_tokens.append(measured.chunk_tokens)
-            answer.context.append(measured.context)
-            answer.seconds.append(measured.seconds)
+        note(self._rehearsal(cache, sizes).measure(), answer)
         return answer
 
     def _rehearsal(self, cache: Cache, sizes: Sizes) -> Rehearsal:
@@ -138,6 +127,18 @@ class ModelWorker:
     def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement:
         self.ledger.concat(request)
         return pb.Acknowledgement(epoch=request.epoch, order=request.order)
+
+    def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
+        texts, began = self.ledger.embed(request), perf_counter()
+        answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
+        vectors = self._together(partial(self._loaded.embedder.vectors, texts))
+        if self._loaded.group.rank == 0:
+            write_vectors(answer, vectors)
+        answer.forward_seconds = perf_counter() - began
+        return answer
+
+    def _together(self, call: Callable[[], Result]) -> Result:
+        return together(self._loaded.group, self._exit, call)
 
     def load(self, request: pb.LoadRequest) -> pb.LoadAnswer:
         """Beside the steps, in a thread of its own. Of a grammar the other ranks only note the number: rank 0 chooses
@@ -183,14 +184,3 @@ class ModelWorker:
             write_rows(answer, step, said)
         answer.forward_seconds = perf_counter() - began
         return answer
-
-    def _together(self, call: Callable[[], Result]) -> Result:
-        """Ranks that did not all come to the end of what they do together are not in step any more, and some may wait
-        for the others for ever: one that fails ends, and the group is replaced."""
-        try:
-            return call()
-        except Exception:
-            if self._loaded.group.size > 1:
-                log.exception("this shard failed, and with it the group")
-                self._exit()
-            raise

@@ -18,10 +18,16 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    BertModel,
     Cohere2Config,
     Cohere2ForCausalLM,
     CohereConfig,
     CohereForCausalLM,
+    DistilBertConfig,
+    DistilBertForTokenClassification,
+    DistilBertModel,
     FalconConfig,
     FalconForCausalLM,
     Gemma2Config,
@@ -64,6 +70,9 @@ from transformers import (
     SmolLM3ForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
+    XLMRobertaConfig,
+    XLMRobertaForTokenClassification,
+    XLMRobertaModel,
 )
 from transformers.utils.logging import disable_progress_bar
 
@@ -106,7 +115,17 @@ FOREIGN = {  # families that we have no file for
     "phi": (PhiConfig, PhiForCausalLM, {"partial_rotary_factor": 0.5}),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM, {"pad_token_id": 0, "no_rope_layers": [1, 0]}),
 }
-EMBEDDINGS = ("embed_tokens", "embed_in", "word_embeddings", "wte", "wpe")
+ENCODERS: dict[str, tuple[type[PretrainedConfig], type[PreTrainedModel], type[PreTrainedModel]]] = {
+    "bert": (BertConfig, BertModel, BertForTokenClassification),
+    "distilbert": (DistilBertConfig, DistilBertModel, DistilBertForTokenClassification),
+    "xlm_roberta": (XLMRobertaConfig, XLMRobertaModel, XLMRobertaForTokenClassification),
+}
+LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+ENCODER_SIZES = {
+    "vocab_size": VOCABULARY_SIZE, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 160}
+EMBEDDINGS = (
+    "embed_tokens", "embed_in", "word_embeddings", "position_embeddings", "token_type_embeddings", "wte", "wpe")
 FROM_ONE = ("gemma", "gemma2", "gemma3")  # whose norms add one to their weights
 TIED = (*FROM_ONE, "cohere")  # unless they are told otherwise
 SIZES = {
@@ -162,6 +181,31 @@ def random_model(family: str, dtype: torch.dtype, seed: int, changes: dict[str, 
                 middle, spread = as_tied(name, middle, spread)
             parameter.normal_(middle - (family in FROM_ONE and "norm" in name), spread, generator=generator)
         model.get_output_embeddings().weight[END] = 0
+    return model.to(dtype)
+
+
+def tiny_encoder(folder: Path, family: str = "bert", *, dtype: str = "float32", labels: bool = False, seed: int = 0,
+                 **changes: Any) -> Path:
+    """The same for an encoder; with `labels` it tells those of LABELS."""
+    asked = json.dumps([family, dtype, labels, seed, changes], sort_keys=True)
+    target = folder / f"{family}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+    if not target.exists():
+        random_encoder(family, getattr(torch, dtype), seed, changes, labels=labels).save_pretrained(target)
+        write_tokenizer(target)
+    return target
+
+
+def random_encoder(family: str, dtype: torch.dtype, seed: int, changes: dict[str, Any], *,
+                   labels: bool) -> PreTrainedModel:
+    config_class, model_class, labelling_class = ENCODERS[family]
+    wide = "hidden_dim" if family == "distilbert" else "intermediate_size"
+    names = {"id2label": dict(enumerate(LABELS)), "label2id": {name: i for i, name in enumerate(LABELS)}}
+    config: PretrainedConfig = config_class(**ENCODER_SIZES | {wide: 128} | (names if labels else {}) | changes)
+    model = (labelling_class if labels else model_class)(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(*distribution(name.lower(), parameter.shape), generator=generator)
     return model.to(dtype)
 
 

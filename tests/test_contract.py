@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc
 import pytest
-from checkpoints import tiny_checkpoint
+from checkpoints import tiny_checkpoint, tiny_encoder
 
+from shard.encoder_worker import EncoderWorker
 from shard.pb import shard_pb2 as pb
 from shard.simulated import SimulatedWorker
 from shard.worker import ModelWorker
@@ -21,13 +22,16 @@ from tests.shard.messages import (
     chunks,
     concat,
     decode,
+    embed,
     filtered,
     grants,
     join,
     keep,
+    labelled_rows,
     prefill,
     rows_of,
     sequences,
+    vectors_of,
 )
 from tests.shard.peer import Peer, code_of
 from tests.shard.peer import play as play_with
@@ -37,6 +41,18 @@ WORKERS = {
     "simulated": lambda _, config: SimulatedWorker(config),
     "model": lambda model, config: ModelWorker(replace(config, model=str(model), threads=1)),
 }
+TELLERS = {  # of texts
+    "simulated": lambda _, config: SimulatedWorker(config),
+    "decoder": lambda folder, config: ModelWorker(
+        replace(config, model=str(tiny_checkpoint(folder, "llama")), threads=1)),
+    "encoder": lambda folder, config: EncoderWorker(
+        replace(config, model=str(tiny_encoder(folder, "bert", max_position_embeddings=256)), threads=1)),
+}
+LABELLERS = {
+    "simulated": lambda _, config: SimulatedWorker(config),
+    "encoder": lambda folder, config: EncoderWorker(
+        replace(config, model=str(tiny_encoder(folder, "bert", labels=True, max_position_embeddings=256)), threads=1)),
+}
 PROMPT = list(b"weave me something nice")
 SHORT = list(b"abc")
 
@@ -44,6 +60,21 @@ SHORT = list(b"abc")
 @pytest.fixture(params=WORKERS)
 def play(request: pytest.FixtureRequest, tmp_path: Path, model: Path) -> Callable[..., None]:
     return partial(play_with, partial(WORKERS[request.param], model), tmp_path)
+
+
+@pytest.fixture(params=TELLERS)
+def play_texts(request: pytest.FixtureRequest, tmp_path: Path,
+               tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """For workers that give vectors."""
+    return partial(play_with, partial(TELLERS[request.param], tmp_path_factory.getbasetemp()), tmp_path)
+
+
+@pytest.fixture(params=LABELLERS)
+def play_labels(request: pytest.FixtureRequest, tmp_path: Path,
+                tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """For workers that give labels, and no vectors."""
+    labeller = partial(LABELLERS[request.param], tmp_path_factory.getbasetemp())
+    return partial(play_with, labeller, tmp_path, num_labels=5, embedding_width=0, generation=False)
 
 
 @pytest.fixture
@@ -258,10 +289,102 @@ class TestContract:
             assert await shard.code(prefill(1, Row(7, SHORT, [0]))) == Code.OK
         play(story)
 
-    def test_embed_is_reserved(self, play: Any) -> None:
+    # -- texts
+
+    def test_every_text_gets_a_vector_that_does_not_depend_on_the_others(self, play_texts: Any) -> None:
         async def story(shard: Peer) -> None:
-            assert await code_of(shard.stub.Embed(pb.EmbedRequest())) == Code.UNIMPLEMENTED
+            assert (await shard.stub.Info(pb.InfoRequest())).embeddings
+            both = await shard.send(embed(PROMPT, SHORT))
+            assert (both.epoch, both.order, both.failed) == (1, 1, [])
+            assert both.forward_seconds > 0
+            first, second = vectors_of(both)
+            assert len(first) == len(second) == both.width > 0
+            assert first != second
+            assert vectors_of(await shard.send(embed(SHORT, PROMPT))) == [second, first]
+            assert vectors_of(await shard.send(embed(SHORT))) == [second]
+        play_texts(story)
+
+    def test_every_token_gets_a_label_and_a_score(self, play_labels: Any) -> None:
+        async def story(shard: Peer) -> None:
+            info = await shard.stub.Info(pb.InfoRequest())
+            assert (info.classification, info.embeddings, info.generation) == (True, False, False)
+            assert len(set(info.labels)) == 5
+            answer = await shard.send(embed(PROMPT, SHORT, wanted=pb.LABELS))
+            first, second = labelled_rows(answer)
+            assert (len(first), len(second), len(answer.failed)) == (len(PROMPT), len(SHORT), 0)
+            assert all(label < 5 and 0 < score <= 1 for label, score in first + second)
+            assert labelled_rows(await shard.send(embed(SHORT, wanted=pb.LABELS))) == [second]
+        play_labels(story)
+
+    def test_texts_take_their_turn_among_the_steps(self, play: Any) -> None:
+        """They leave nothing behind, and take no part in batches."""
+        async def story(shard: Peer) -> None:
+            second = await shard.early(embed(SHORT), order=2)
+            alone = await shard.send(prefill(1, Row(7, SHORT, [0])), order=1)
+            state = shard.state()
+            assert (await second).order == 2
+            assert shard.state() == state
+            again = prefill(2, Row(8, SHORT, [1]))
+            assert rows_of(await shard.send(again, order=3))[8] == rows_of(alone)[7]
+            assert list((await shard.send(decode(1), order=4)).sequences) == [7]
         play(story)
+
+    def test_texts_may_come_over_the_lasting_call(self, play_texts: Any) -> None:
+        async def story(shard: Peer) -> None:
+            expected = await shard.send(embed(PROMPT, SHORT))
+            line = shard.stub.Steps()
+            await line.write(pb.StepMessage(embed=shard.numbered(embed(PROMPT, SHORT))))
+            outcome = await line.read()
+            assert outcome.WhichOneof("outcome") == "embed"
+            assert (outcome.embed.order, outcome.embed.values) == (2, expected.values)
+            await line.write(pb.StepMessage(embed=shard.numbered(embed())))
+            assert (await line.read()).trouble.code == Code.INVALID_ARGUMENT.value[0]
+            await line.done_writing()
+            assert await line.read() == grpc.aio.EOF
+        play_texts(story)
+
+    @pytest.mark.parametrize("message", [
+        embed(), embed(SHORT, []), embed(SHORT, [9999]), embed(SHORT, adapters=[1, 2]), embed([5] * 20_000),
+        embed(SHORT, wanted=pb.WANTED_UNSPECIFIED), embed(SHORT, wanted=7),
+        pb.EmbedRequest(wanted=pb.VECTORS, num_tokens=[4], tokens=SHORT)],
+        ids=["none", "empty", "outside the vocabulary", "two adapters", "too long", "unspecified", "unknown", "ragged"])
+    def test_texts_that_make_no_sense_are_malformed(self, play_texts: Any, message: Any) -> None:
+        async def story(shard: Peer) -> None:
+            assert await shard.code(pb.EmbedRequest.FromString(message.SerializeToString())) == Code.INVALID_ARGUMENT
+            assert await shard.code(embed(SHORT)) == Code.FAILED_PRECONDITION
+        play_texts(story)
+
+    @pytest.mark.parametrize("message", [
+        embed(SHORT, wanted=pb.LABELS), embed(SHORT, adapters=[5]), embed(*[[5] * 100] * 3)],
+        ids=["labels", "adapter", "too many"])
+    def test_texts_that_do_not_fit_are_refused(self, play_texts: Any, message: Any) -> None:
+        async def story(shard: Peer) -> None:
+            assert await shard.code(pb.EmbedRequest.FromString(message.SerializeToString())) == Code.FAILED_PRECONDITION
+            await shard.reset()
+            assert await shard.code(embed(SHORT)) == Code.OK
+        play_texts(story)
+
+    def test_texts_wait_for_warmup(self, play_texts: Any) -> None:
+        async def story(shard: Peer) -> None:
+            await shard.reset()
+            assert await shard.code(embed(SHORT)) == Code.FAILED_PRECONDITION
+        play_texts(story, fresh=True)
+
+    @pytest.mark.parametrize("message", [
+        prefill(1, Row(7, SHORT, [0])), decode(1), filtered(1), concat(1, 2), embed(SHORT)],
+        ids=["prefill", "decode", "filter", "concat", "vectors"])
+    def test_who_only_labels_refuses_all_else(self, play_labels: Any, message: Any) -> None:
+        async def story(shard: Peer) -> None:
+            same = type(message).FromString(message.SerializeToString())
+            assert await shard.code(same) == Code.FAILED_PRECONDITION
+        play_labels(story)
+
+    def test_only_rank_0_tells_of_texts(self, play_simulated: Any) -> None:
+        async def story(*shards: Peer) -> None:
+            first, second = await asyncio.gather(*(shard.send(embed(SHORT)) for shard in shards))
+            assert (len(first.values), len(second.values)) == (16, 0)
+            assert (second.epoch, second.order) == (1, 1)
+        play_simulated(story, ranks=2)
 
     # -- steps
 

@@ -53,7 +53,7 @@ MODEL = (
     Flag("speculative-tokens", SPECULATED),
     Flag("speculation-max-batch-size", (silent("nothing is speculated"),)),
     same("tokenizer-config-path"),
-    Flag("embedding-dim", (unused("an embedding has the width that its model gives it"),)),
+    same("embedding-dim"),
     *TGI.taken("watermark-gamma", "watermark-delta"),
 )
 

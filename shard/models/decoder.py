@@ -187,6 +187,8 @@ def read_decoder(source: Source[Any], read_layer: Callable[[Source[Any], int], L
                  read_norm: ReadNorm = Source.norm, positions: Positions | None = None) -> Decoder:
     """With the names of Llama."""
     config, prefix = source.config, source.prefix
+    if source.weights.holds("embed_tokens.weight"):
+        source.weights.put_beneath(f"{prefix}.")
     embedding, head = read_ends(source, f"{prefix}.embed_tokens.weight", "lm_head.weight")
     return Decoder(config, len(source.kv_heads), embedding, positions or source.rotary_table(),
                    read_layers(source, read_layer), read_norm(source, f"{prefix}.norm"), head)

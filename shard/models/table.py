@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 from shard.distributed import Group
 from shard.given import Given
 from shard.models import (
+    bert,
     cohere,
+    distilbert,
     falcon,
     gemma,
     gemma2,
@@ -23,9 +25,11 @@ from shard.models import (
     qwen3_moe,
     starcoder2,
     transformers_fallback,
+    xlm_roberta,
 )
 from shard.models.config import ModelConfig
 from shard.models.decoder import LanguageModel, Source
+from shard.models.encoder import Encoder, EncoderConfig
 from shard.models.foreign_look import Unsuitable
 from shard.weights import Weights
 
@@ -33,6 +37,11 @@ from shard.weights import Weights
 class Architecture(NamedTuple):
     describe: Callable[[Given], ModelConfig]
     read: Callable[[Source[Any]], LanguageModel]
+
+
+class EncoderArchitecture(NamedTuple):
+    describe: Callable[[Given], EncoderConfig]
+    read: Callable[[Source[Any]], Encoder]
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -55,6 +64,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Starcoder2ForCausalLM": Architecture(starcoder2.describe_starcoder2, starcoder2.read_starcoder2),
 }
 
+ENCODERS: dict[str, EncoderArchitecture] = {
+    "BertForTokenClassification": EncoderArchitecture(bert.describe_bert_with_labels, bert.read_bert),
+    "BertModel": EncoderArchitecture(bert.describe_bert, bert.read_bert),
+    "DistilBertForTokenClassification": EncoderArchitecture(
+        distilbert.describe_distilbert_with_labels, distilbert.read_distilbert),
+    "DistilBertModel": EncoderArchitecture(distilbert.describe_distilbert, distilbert.read_distilbert),
+    "XLMRobertaForTokenClassification": EncoderArchitecture(
+        xlm_roberta.describe_xlm_roberta_with_labels, xlm_roberta.read_xlm_roberta),
+    "XLMRobertaModel": EncoderArchitecture(xlm_roberta.describe_xlm_roberta, xlm_roberta.read_xlm_roberta),
+}
+
 
 def describe_other(given: Given) -> ModelConfig:
     try:
@@ -62,8 +82,8 @@ def describe_other(given: Given) -> ModelConfig:
     except Unsuitable as unsuitable:
         name = (given.get("architectures") or ["none"])[0]
         raise ValueError(f"{given.source}: architecture {name} is not supported: {unsuitable}; supported: "
-                         f"{', '.join(ARCHITECTURES)}, and decoders of text with plain attention that transformers "
-                         f"knows") from unsuitable
+                         f"{', '.join([*ARCHITECTURES, *ENCODERS])}, and decoders of text with plain attention that "
+                         f"transformers knows") from unsuitable
 
 
 OTHERS = Architecture(describe_other, transformers_fallback.read_foreign)
@@ -73,6 +93,16 @@ def find_architecture(name: str) -> Architecture:
     return ARCHITECTURES.get(name, OTHERS)
 
 
+def describe(given: Given) -> ModelConfig:
+    """By the name of its architecture."""
+    name = (given.get("architectures") or ["none"])[0]
+    return (ENCODERS.get(name) or find_architecture(name)).describe(given)
+
+
 def load_model(config: ModelConfig, weights: Weights, group: Group) -> LanguageModel:
     """This rank's part, in the type and on the device of `weights`."""
     return find_architecture(config.architecture).read(Source(config, weights, group))
+
+
+def load_encoder(config: EncoderConfig, weights: Weights, group: Group) -> Encoder:
+    return ENCODERS[config.architecture].read(Source(config, weights, group))

@@ -14,6 +14,12 @@ class Failure(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GRAMMAR: _ClassVar[Failure]
     NO_ROOM: _ClassVar[Failure]
 
+class Wanted(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WANTED_UNSPECIFIED: _ClassVar[Wanted]
+    VECTORS: _ClassVar[Wanted]
+    LABELS: _ClassVar[Wanted]
+
 class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     KIND_UNSPECIFIED: _ClassVar[Kind]
@@ -23,6 +29,9 @@ FAILURE_UNSPECIFIED: Failure
 NON_FINITE: Failure
 GRAMMAR: Failure
 NO_ROOM: Failure
+WANTED_UNSPECIFIED: Wanted
+VECTORS: Wanted
+LABELS: Wanted
 KIND_UNSPECIFIED: Kind
 KIND_ADAPTER: Kind
 KIND_GRAMMAR: Kind
@@ -208,26 +217,30 @@ class Acknowledgement(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., order: _Optional[int] = ...) -> None: ...
 
 class StepMessage(_message.Message):
-    __slots__ = ("prefill", "decode", "filter", "concat")
+    __slots__ = ("prefill", "decode", "filter", "concat", "embed")
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
     CONCAT_FIELD_NUMBER: _ClassVar[int]
+    EMBED_FIELD_NUMBER: _ClassVar[int]
     prefill: PrefillRequest
     decode: DecodeRequest
     filter: FilterRequest
     concat: ConcatRequest
-    def __init__(self, prefill: _Optional[_Union[PrefillRequest, _Mapping]] = ..., decode: _Optional[_Union[DecodeRequest, _Mapping]] = ..., filter: _Optional[_Union[FilterRequest, _Mapping]] = ..., concat: _Optional[_Union[ConcatRequest, _Mapping]] = ...) -> None: ...
+    embed: EmbedRequest
+    def __init__(self, prefill: _Optional[_Union[PrefillRequest, _Mapping]] = ..., decode: _Optional[_Union[DecodeRequest, _Mapping]] = ..., filter: _Optional[_Union[FilterRequest, _Mapping]] = ..., concat: _Optional[_Union[ConcatRequest, _Mapping]] = ..., embed: _Optional[_Union[EmbedRequest, _Mapping]] = ...) -> None: ...
 
 class StepOutcome(_message.Message):
-    __slots__ = ("step", "acknowledgement", "trouble")
+    __slots__ = ("step", "acknowledgement", "trouble", "embed")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGEMENT_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    EMBED_FIELD_NUMBER: _ClassVar[int]
     step: StepAnswer
     acknowledgement: Acknowledgement
     trouble: Trouble
-    def __init__(self, step: _Optional[_Union[StepAnswer, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ...) -> None: ...
+    embed: EmbedAnswer
+    def __init__(self, step: _Optional[_Union[StepAnswer, _Mapping]] = ..., acknowledgement: _Optional[_Union[Acknowledgement, _Mapping]] = ..., trouble: _Optional[_Union[Trouble, _Mapping]] = ..., embed: _Optional[_Union[EmbedAnswer, _Mapping]] = ...) -> None: ...
 
 class Trouble(_message.Message):
     __slots__ = ("code", "reason")
@@ -273,12 +286,52 @@ class StepAnswer(_message.Message):
     prompt_logprobs: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, epoch: _Optional[int] = ..., order: _Optional[int] = ..., forward_seconds: _Optional[float] = ..., sequences: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., num_top_tokens: _Optional[_Iterable[int]] = ..., top_tokens: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., failed: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[Failure, str]]] = ..., prompt_sequences: _Optional[_Iterable[int]] = ..., prompt_starts: _Optional[_Iterable[int]] = ..., num_prompt_logprobs: _Optional[_Iterable[int]] = ..., prompt_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class EmbedRequest(_message.Message):
+    __slots__ = ("epoch", "order", "wanted", "num_tokens", "tokens", "adapters")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    order: int
+    wanted: Wanted
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    adapters: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., order: _Optional[int] = ..., wanted: _Optional[_Union[Wanted, str]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EmbedAnswer(_message.Message):
+    __slots__ = ("epoch", "order", "forward_seconds", "failed", "failures", "width", "values", "num_labels", "labels", "scores")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    NUM_LABELS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    order: int
+    forward_seconds: float
+    failed: _containers.RepeatedScalarFieldContainer[int]
+    failures: _containers.RepeatedScalarFieldContainer[Failure]
+    width: int
+    values: _containers.RepeatedScalarFieldContainer[float]
+    num_labels: _containers.RepeatedScalarFieldContainer[int]
+    labels: _containers.RepeatedScalarFieldContainer[int]
+    scores: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, epoch: _Optional[int] = ..., order: _Optional[int] = ..., forward_seconds: _Optional[float] = ..., failed: _Optional[_Iterable[int]] = ..., failures: _Optional[_Iterable[_Union[Failure, str]]] = ..., width: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., num_labels: _Optional[_Iterable[int]] = ..., labels: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class InfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class InfoAnswer(_message.Message):
-    __slots__ = ("model", "device", "dtype", "rank", "world_size", "epoch", "vocabulary_size", "max_positions", "tokens_per_step", "mixed_steps", "exact", "adapters", "grammars", "embeddings", "loaded_adapters", "loaded_grammars", "warmup")
+    __slots__ = ("model", "device", "dtype", "rank", "world_size", "epoch", "vocabulary_size", "max_positions", "tokens_per_step", "mixed_steps", "exact", "adapters", "grammars", "embeddings", "loaded_adapters", "loaded_grammars", "warmup", "generation", "classification", "labels")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +349,9 @@ class InfoAnswer(_message.Message):
     LOADED_ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     LOADED_GRAMMARS_FIELD_NUMBER: _ClassVar[int]
     WARMUP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CLASSIFICATION_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     model: str
     device: str
     dtype: str
@@ -313,7 +369,10 @@ class InfoAnswer(_message.Message):
     loaded_adapters: _containers.RepeatedScalarFieldContainer[int]
     loaded_grammars: _containers.RepeatedScalarFieldContainer[int]
     warmup: WarmupAnswer
-    def __init__(self, model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., epoch: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., tokens_per_step: _Optional[int] = ..., mixed_steps: bool = ..., exact: bool = ..., adapters: bool = ..., grammars: bool = ..., embeddings: bool = ..., loaded_adapters: _Optional[_Iterable[int]] = ..., loaded_grammars: _Optional[_Iterable[int]] = ..., warmup: _Optional[_Union[WarmupAnswer, _Mapping]] = ...) -> None: ...
+    generation: bool
+    classification: bool
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., epoch: _Optional[int] = ..., vocabulary_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., tokens_per_step: _Optional[int] = ..., mixed_steps: bool = ..., exact: bool = ..., adapters: bool = ..., grammars: bool = ..., embeddings: bool = ..., loaded_adapters: _Optional[_Iterable[int]] = ..., loaded_grammars: _Optional[_Iterable[int]] = ..., warmup: _Optional[_Union[WarmupAnswer, _Mapping]] = ..., generation: bool = ..., classification: bool = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WarmupRequest(_message.Message):
     __slots__ = ("block_size", "max_prefill_tokens", "max_batch_size", "max_total_tokens", "max_cache_tokens")
@@ -394,21 +453,3 @@ class UnloadRequest(_message.Message):
 class UnloadAnswer(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class EmbedRequest(_message.Message):
-    __slots__ = ("num_tokens", "tokens", "adapters")
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
-    num_tokens: _containers.RepeatedScalarFieldContainer[int]
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    adapters: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_tokens: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class EmbedAnswer(_message.Message):
-    __slots__ = ("width", "values")
-    WIDTH_FIELD_NUMBER: _ClassVar[int]
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    width: int
-    values: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, width: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...

@@ -69,6 +69,11 @@ class ShardStub(object):
                 request_serializer=shard_dot_pb_dot_shard__pb2.ConcatRequest.SerializeToString,
                 response_deserializer=shard_dot_pb_dot_shard__pb2.Acknowledgement.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/weft.shard.Shard/Embed',
+                request_serializer=shard_dot_pb_dot_shard__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=shard_dot_pb_dot_shard__pb2.EmbedAnswer.FromString,
+                _registered_method=True)
         self.Steps = channel.stream_stream(
                 '/weft.shard.Shard/Steps',
                 request_serializer=shard_dot_pb_dot_shard__pb2.StepMessage.SerializeToString,
@@ -83,11 +88,6 @@ class ShardStub(object):
                 '/weft.shard.Shard/Unload',
                 request_serializer=shard_dot_pb_dot_shard__pb2.UnloadRequest.SerializeToString,
                 response_deserializer=shard_dot_pb_dot_shard__pb2.UnloadAnswer.FromString,
-                _registered_method=True)
-        self.Embed = channel.unary_unary(
-                '/weft.shard.Shard/Embed',
-                request_serializer=shard_dot_pb_dot_shard__pb2.EmbedRequest.SerializeToString,
-                response_deserializer=shard_dot_pb_dot_shard__pb2.EmbedAnswer.FromString,
                 _registered_method=True)
 
 
@@ -143,8 +143,15 @@ class ShardServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Runs texts through the model, each as a whole, and tells what it made of them. Leaves nothing behind.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Steps(self, request_iterator, context):
-        """The four verbs over one long-lived call, at half the cost: every message gets one outcome, in the order in which the
+        """These five over one long-lived call, at half the cost: every message gets one outcome, in the order in which the
         messages came. A message that is refused or fails does not end the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -160,13 +167,6 @@ class ShardServicer(object):
 
     def Unload(self, request, context):
         """Forgets an adapter or a grammar. Sent only when every step that used it was answered.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Embed(self, request, context):
-        """Pooled hidden states of a prompt. For models that embed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -210,6 +210,11 @@ def add_ShardServicer_to_server(servicer, server):
                     request_deserializer=shard_dot_pb_dot_shard__pb2.ConcatRequest.FromString,
                     response_serializer=shard_dot_pb_dot_shard__pb2.Acknowledgement.SerializeToString,
             ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=shard_dot_pb_dot_shard__pb2.EmbedRequest.FromString,
+                    response_serializer=shard_dot_pb_dot_shard__pb2.EmbedAnswer.SerializeToString,
+            ),
             'Steps': grpc.stream_stream_rpc_method_handler(
                     servicer.Steps,
                     request_deserializer=shard_dot_pb_dot_shard__pb2.StepMessage.FromString,
@@ -224,11 +229,6 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.Unload,
                     request_deserializer=shard_dot_pb_dot_shard__pb2.UnloadRequest.FromString,
                     response_serializer=shard_dot_pb_dot_shard__pb2.UnloadAnswer.SerializeToString,
-            ),
-            'Embed': grpc.unary_unary_rpc_method_handler(
-                    servicer.Embed,
-                    request_deserializer=shard_dot_pb_dot_shard__pb2.EmbedRequest.FromString,
-                    response_serializer=shard_dot_pb_dot_shard__pb2.EmbedAnswer.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -431,6 +431,33 @@ class Shard(object):
             _registered_method=True)
 
     @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.shard.Shard/Embed',
+            shard_dot_pb_dot_shard__pb2.EmbedRequest.SerializeToString,
+            shard_dot_pb_dot_shard__pb2.EmbedAnswer.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Steps(request_iterator,
             target,
             options=(),
@@ -501,33 +528,6 @@ class Shard(object):
             '/weft.shard.Shard/Unload',
             shard_dot_pb_dot_shard__pb2.UnloadRequest.SerializeToString,
             shard_dot_pb_dot_shard__pb2.UnloadAnswer.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Embed(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.shard.Shard/Embed',
-            shard_dot_pb_dot_shard__pb2.EmbedRequest.SerializeToString,
-            shard_dot_pb_dot_shard__pb2.EmbedAnswer.FromString,
             options,
             channel_credentials,
             insecure,

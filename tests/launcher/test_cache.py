@@ -35,6 +35,13 @@ def test_links_are_relative_so_that_a_cache_can_be_moved(kept: Kept, tmp_path: P
     assert os.readlink(kept.snapshot("main") / "config.json") == "../../blobs/e1"
 
 
+def test_a_file_may_lie_in_a_folder(kept: Kept) -> None:
+    with_blob(kept, "e1").publish(COMMIT, {"1_Pooling/config.json": "e1"}, "main")
+    link = kept.snapshot("main") / "1_Pooling" / "config.json"
+    assert os.readlink(link) == "../../../blobs/e1"
+    assert link.read_text() == "abc"
+
+
 def test_a_branch_that_moved_leaves_the_old_commit_where_it_is(kept: Kept) -> None:
     for commit, etag in ((COMMIT, "e1"), (OTHER, "e2")):
         with_blob(kept, etag, commit).publish(commit, {"config.json": etag}, "main")

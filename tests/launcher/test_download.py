@@ -74,6 +74,14 @@ def test_what_serving_needs_is_brought_and_found(bench: Bench) -> None:
     assert bench.find(COMMIT) == bench.find()
 
 
+def test_how_embeddings_are_made_is_brought_from_its_folder(bench: Bench) -> None:
+    bench.fake.files |= {"modules.json": b"[]", "1_Pooling/config.json": b"{}", "2_Dense/config.json": b"{}"}
+    bench.run()
+    folder = Path(bench.find().folder)
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*.json")} == {
+        "config.json", "tokenizer.json", "modules.json", "1_Pooling/config.json"}
+
+
 def test_the_weights_are_those_that_the_index_names(bench: Bench) -> None:
     indexed(bench.fake, {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-1.safetensors"})
     bench.run()

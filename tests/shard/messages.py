@@ -75,6 +75,22 @@ def concat(*batches: int) -> pb.ConcatRequest:
     return pb.ConcatRequest(batches=batches)
 
 
+def embed(*texts: Rows[int], wanted: pb.Wanted = pb.VECTORS, **more: Any) -> pb.EmbedRequest:
+    return pb.EmbedRequest(wanted=wanted, num_tokens=map(len, texts), tokens=chain(*texts), **more)
+
+
+def vectors_of(answer: pb.EmbedAnswer) -> list[list[float]]:
+    """By row."""
+    starts = range(0, len(answer.values), max(1, answer.width))
+    return [list(answer.values[start:start + answer.width]) for start in starts]
+
+
+def labelled_rows(answer: pb.EmbedAnswer) -> list[list[tuple[int, float]]]:
+    """By row a label and its score for every token."""
+    pairs = iter(zip(answer.labels, answer.scores, strict=True))
+    return [[next(pairs) for _ in range(count)] for count in answer.num_labels]
+
+
 def rows_of(answer: pb.StepAnswer) -> dict[int, list[int]]:
     """Sequence to tokens."""
     counts = answer.num_tokens or [1] * len(answer.sequences)

@@ -17,7 +17,7 @@ from shard.service import ShardService
 from tests.shard.messages import WARMUP
 
 METHODS = {pb.PrefillRequest: "Prefill", pb.DecodeRequest: "Decode", pb.FilterRequest: "Filter",
-           pb.ConcatRequest: "Concat"}
+           pb.ConcatRequest: "Concat", pb.EmbedRequest: "Embed"}
 
 
 class Calls(Counter[str]):

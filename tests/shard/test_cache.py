@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shard.cache import NUM_SPARE, Cache
+from shard.cache import NUM_SPARE, Cache, PassingCache
 
 CPU = torch.device("cpu")
 
@@ -101,3 +101,12 @@ def test_units_hold_the_first_places_and_then_zeros(block_size: int, blocks: lis
     assert [unit * 16 + place for unit in units for place in range(16)][:num_places] == slots
     assert len(units) == length // 16
     assert all(unit * 16 // block_size == cache.zero_block for unit in units[-(-num_places // 16):])
+
+
+def test_all_layers_may_have_the_memory_of_one() -> None:
+    cache = PassingCache(3, 2, 4, block_size=16, num_blocks=4, dtype=torch.float32, device=CPU)
+    cache.write(2, torch.ones(1, 8), torch.ones(1, 8), torch.tensor([17]))
+    assert cache.keys[0][17].tolist() == cache.values[1][17].tolist() == [1] * 8
+    assert len(cache.keys) == len(cache.units) == 3
+    cache.zero(range(4))
+    assert not cache.keys[0].any()

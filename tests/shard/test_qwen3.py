@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import pytest
 import torch
 from checkpoints import tiny_checkpoint
 
-from tests.shard.forward import agrees
+from tests.shard.forward import agrees, outcomes
+from tests.shard.republished import republished
 
 
 @pytest.mark.slow
@@ -13,3 +16,12 @@ def test_hidden_states_and_logits_are_transformers(
         tmp_path_factory: pytest.TempPathFactory, bias: bool, num_ranks: int, dtype: torch.dtype) -> None:
     folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen3", dtype="bfloat16", attention_bias=bias)
     agrees(folder, dtype, num_ranks)
+
+
+@pytest.mark.slow
+def test_a_file_of_a_model_without_its_head_is_read(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    """As Qwen3-Embedding was published: nothing stands before the names, and the head is the embedding."""
+    plain = tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen3", tie_word_embeddings=True)
+    other = republished(plain, tmp_path / "other", name=lambda name: name.removeprefix("model."))
+    (expected,), (found,) = outcomes(plain, torch.float32), outcomes(other, torch.float32)
+    assert torch.equal(found.hidden, expected.hidden)

@@ -8,10 +8,22 @@ from hypothesis import strategies as st
 
 from shard.batch import Refused
 from shard.config import ShardConfig, SimulatedConfig
+from shard.lies import NOBODY
 from shard.pb import shard_pb2 as pb
-from shard.simulated import FOREVER, NOBODY, SimulatedWorker, StepError
-from shard.tale import END, MixUp, Tale
-from tests.shard.messages import Row, concat, decode, filtered, prefill, rows_of
+from shard.simulated import FOREVER, SimulatedWorker, StepError
+from shard.tale import END, MixUp, Tale, labels_of, vector_of
+from shard.texts import Text
+from tests.shard.messages import (
+    Row,
+    concat,
+    decode,
+    embed,
+    filtered,
+    labelled_rows,
+    prefill,
+    rows_of,
+    vectors_of,
+)
 
 PROMPT = list(b"weave me something nice")
 SHORT = list(b"abc")
@@ -251,3 +263,65 @@ def test_wrong_answers_are_wrong_in_one_way(wrong: str, sequences: list[int], to
     assert list(answer.sequences) == sequences
     assert len(answer.tokens) == tokens
     assert (max(answer.tokens) == 512) == (wrong == "token")
+
+
+def test_a_vector_tells_tokens_and_adapter() -> None:
+    worker = new_worker()
+    worker.load(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER, id=5))
+    answer = worker.embed(embed(SHORT, SHORT, PROMPT, adapters=[0, 5, 0]))
+    texts = [Text(SHORT), Text(SHORT, 5), Text(PROMPT)]
+    assert vectors_of(answer) == [vector_of(text, 16, 0) for text in texts]
+    assert len({tuple(vector) for vector in vectors_of(answer)}) == 3
+    assert answer.width == 16
+
+
+def test_labels_follow_from_the_token_and_the_adapter() -> None:
+    answer = new_worker(num_labels=5).embed(embed([10, 11], [14], wanted=pb.LABELS))
+    assert labelled_rows(answer) == [[(0, 1.0), (1, 0.9921875)], [(4, 1.0)]]
+    assert labels_of(Text([10], adapter=3), 5, 0)[0] == [3]
+
+
+def test_texts_take_the_time_of_the_cost_model() -> None:
+    slept: list[float] = []
+    worker = new_worker(slept=slept, seconds_per_step=1.0, seconds_per_row=0.5, seconds_per_chunk_token=0.25,
+                        seconds_per_place=0.125, faults="slow@embed:2:9")
+    seconds = [worker.embed(embed(SHORT, [1])).forward_seconds for _ in range(2)]
+    assert slept == seconds == [1 + 2 * 0.5 + 4 * 0.375, 3.5 + 9]
+
+
+def test_a_text_that_fails_has_no_row() -> None:
+    answer = new_worker(faults="fail_sequence@embed:1:1").embed(embed(SHORT, PROMPT, [5]))
+    assert (list(answer.failed), list(answer.failures)) == ([1], [pb.NON_FINITE])
+    assert vectors_of(answer) == [vector_of(text, 16, 0) for text in (Text(SHORT), Text([5]))]
+
+
+def test_a_poisonous_text_fails_the_step() -> None:
+    worker = new_worker(faults="poison@99")
+    worker.embed(embed([1, 2]))
+    with pytest.raises(StepError, match="a text is poisonous"):
+        worker.embed(embed([1, 2], SHORT))
+    assert worker.faults[0].fired
+
+
+@pytest.mark.parametrize(("wrong", "failed", "values"), [
+    ("unknown", [2], 32), ("missing", [], 16), ("token", [], 32), ("count", [], 33)])
+def test_wrong_answers_to_texts_are_wrong_in_one_way(wrong: str, failed: list[int], values: int) -> None:
+    answer = new_worker(faults=f"wrong@embed:1:{wrong}").embed(embed(SHORT, PROMPT))
+    assert (list(answer.failed), len(answer.values)) == (failed, values)
+    assert (answer.values[0] != answer.values[0]) == (wrong == "token")
+
+
+@pytest.mark.parametrize(("wrong", "labels", "scores"), [
+    ("missing", 1, 1), ("token", 2, 2), ("count", 2, 3)])
+def test_wrong_labels_are_wrong_in_one_way(wrong: str, labels: int, scores: int) -> None:
+    answer = new_worker(num_labels=5, faults=f"wrong@embed:1:{wrong}").embed(embed([10], [11], wanted=pb.LABELS))
+    assert (len(answer.labels), len(answer.scores)) == (labels, scores)
+    assert (max(answer.labels) >= 5) == (wrong == "token")
+
+
+def test_what_a_model_lacks_is_refused() -> None:
+    for wanted, model in ((pb.LABELS, {}), (pb.VECTORS, {"embedding_width": 0})):
+        with pytest.raises(Refused, match=f"this shard gives no {pb.Wanted.Name(wanted)}"):
+            new_worker(**model).embed(embed(SHORT, wanted=wanted))
+    with pytest.raises(Refused, match="this shard does not generate"):
+        new_worker(generation=False).prefill(prefill(1, Row(7, SHORT, [0])))

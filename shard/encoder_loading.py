@@ -1,0 +1,52 @@
+"""From settings to an encoder that runs, as `loading.py` does for models that generate.
+
+Knows nothing of steps or messages. Everything that users can do wrong is a ValueError.
+"""
+
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from shard.adapters.wardrobe import Wardrobe
+from shard.checkpoint import read_config
+from shard.config import ShardConfig
+from shard.distributed import Group
+from shard.encoder_exactness import verdict
+from shard.encoding import Encoding
+from shard.loading import examine, prepare, read_weights
+from shard.machine import fingerprint
+from shard.models.encoder import EncoderConfig
+from shard.models.table import load_encoder
+from shard.pooling import read_pooling
+from shard.progress import CHECK, OnProgress, untold
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEncoder:
+    name: str
+    config: EncoderConfig
+    encoding: Encoding
+    group: Group
+    device: torch.device
+    dtype: torch.dtype
+    inexact: str  # why answers may depend on their company, or nothing
+    wardrobe: Wardrobe
+
+
+def load(config: ShardConfig, on_progress: OnProgress = untold) -> LoadedEncoder:
+    folder = Path(config.model)
+    described = read_config(folder)
+    assert isinstance(described, EncoderConfig)
+    pooling = read_pooling(folder, "mean", described.hidden_size, config.embedding_dim)
+    footing = prepare(config, described)
+    device, group, wardrobe = footing.device, footing.group, footing.wardrobe
+    model = read_weights(config, footing, described, load_encoder, on_progress)
+    shape = asdict(described) | {"dtype": footing.dtype, "ranks": group.size, "device": device.type,
+                                 "quantize": config.quantize, "adaptable": config.adaptable}
+    on_progress(CHECK, 0, 0)
+    look = partial(verdict, model.cut(1), device)
+    inexact = examine(lambda: look() or wardrobe.verdict(), group, footing.memory, fingerprint(shape))
+    encoding = Encoding(model, pooling, wardrobe.bearers, device)
+    return LoadedEncoder(config.model, described, encoding, group, device, footing.dtype, inexact, wardrobe)

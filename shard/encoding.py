@@ -1,0 +1,44 @@
+"""Runs texts through an encoder: from their tokens to an embedding of each, or to a label of each token.
+
+Every rank does the same. Knows nothing of messages.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shard.adapters.bearers import Bearers, Run
+from shard.answer import Labelled
+from shard.attention.both_ways import rows_of
+from shard.models.encoder import Encoder, lay_out
+from shard.pooling import Pooling
+from shard.texts import Text
+
+
+class Encoding:
+    def __init__(self, model: Encoder, pooling: Pooling, bearers: Bearers, device: torch.device) -> None:
+        """The products of the model ask `bearers` which adapter a row goes by."""
+        self._model = model
+        self._pooling = pooling
+        self._bearers = bearers
+        self._device = device
+
+    @torch.inference_mode()
+    def vectors(self, texts: Sequence[Text]) -> list[list[float] | None]:
+        """By text; none where a number is none."""
+        return self._pooling.embeddings(self._hidden(texts), [len(text.tokens) for text in texts])
+
+    @torch.inference_mode()
+    def labels(self, texts: Sequence[Text]) -> list[Labelled | None]:
+        """By text; none where a number is none."""
+        probabilities = self._model.probabilities(self._hidden(texts))  # [tokens, labels]
+        scores, labels = probabilities.max(-1)
+        fine = probabilities.isfinite().all(-1)
+        return [Labelled(labels[rows].tolist(), scores[rows].tolist()) if bool(fine[rows].all()) else None
+                for rows in rows_of([len(text.tokens) for text in texts])]
+
+    def _hidden(self, texts: Sequence[Text]) -> Tensor:
+        """`[tokens, hidden]`"""
+        with self._bearers.rows([Run(text.adapter, len(text.tokens)) for text in texts]):
+            return self._model.hidden(lay_out(texts, self._model.config, self._device))

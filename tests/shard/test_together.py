@@ -1,0 +1,26 @@
+"""A rank that fails in what all do together ends; a shard alone goes on."""
+
+import pytest
+
+from shard.distributed import Alone
+from shard.together import together
+
+
+class Two(Alone):
+    rank, size = 0, 2
+
+
+def fail() -> None:
+    raise RuntimeError("out of memory")
+
+
+def test_what_is_done_is_told() -> None:
+    assert together(Two(), lambda: None, lambda: 5) == 5
+
+
+@pytest.mark.parametrize(("group", "ends"), [(Alone(), 0), (Two(), 1)], ids=["alone", "one of two"])
+def test_only_a_group_ends_with_a_failure(group: Alone, ends: int) -> None:
+    ended: list[int] = []
+    with pytest.raises(RuntimeError, match="out of memory"):
+        together(group, lambda: ended.append(1), fail)
+    assert len(ended) == ends
