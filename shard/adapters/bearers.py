@@ -85,6 +85,8 @@ class Bearers:
         for group in groups:
             held += range(len(rows), len(rows) + len(group))
             rows += group + group[:1] * (-len(group) % TILE)
+        if len(rows) == TILE:  # a tile alone may be computed in another way
+            rows += TILE * rows[:1]
         return Tiles(shelf, slots, self._tensor(rows), None if len(held) == len(rows) else self._tensor(held),
                      self._tensor([row for group in groups for row in group]))
 

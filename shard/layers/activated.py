@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.layers.linear import Linear, make_linear, pack
+from shard.layers.linear import Linear, exactly, make_linear, pack
 
 
 class ActivatedLinear:
@@ -53,7 +53,8 @@ class PackedActivatedLinear:
         self._product = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        if len(x) == 1:  # alone, a row may be computed in another way
-            return self(x.repeat(2, 1))[:1]
+        return exactly(self._multiply, x)
+
+    def _multiply(self, x: Tensor) -> Tensor:
         product: Tensor = self._product(x, self._weight, self._bias, "gelu", [], self._approximate)
         return product

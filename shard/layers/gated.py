@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shard.layers.linear import Linear, pack
+from shard.layers.linear import Linear, exactly, pack
 
 Activation = Callable[[Tensor, Tensor], Tensor]
 
@@ -92,8 +92,9 @@ class PackedGatedLinear:
         return self
 
     def __call__(self, x: Tensor) -> Tensor:
-        if len(x) == 1:  # alone, a row may be computed in another way
-            return self(x.repeat(2, 1))[:1]
+        return exactly(self._multiply, x)
+
+    def _multiply(self, x: Tensor) -> Tensor:
         gate = self._activated(x, self._gate, self._gate_bias, self._operation, [], self._algorithm)
         product: Tensor = self._times(x, gate, self._up, self._up_bias, "mul")
         return product

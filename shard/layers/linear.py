@@ -1,4 +1,5 @@
-"""Products with a weight. On a CPU that can, the weight is packed once, and then a row's bits do not depend on others.
+"""Products with a weight. On a CPU that can, the weight is packed once, and then a row's bits do not depend on others,
+as long as no more rows are multiplied at once than a short trial found.
 
 Knows nothing of ranks, nor of what a product is for.
 """
@@ -33,6 +34,45 @@ def pack(weight: Tensor) -> Tensor:
     return packed
 
 
+# Tiles of AMX take so many rows at once. With more a product in bfloat16 is added up in another order.
+FEW_ROWS = 32
+TRIED = ((4864, 896), (2048, 2048))  # shapes of weights
+TRIED_ROWS = (33, 48, 300)
+
+
+@cache
+def most_rows(dtype: torch.dtype) -> int | None:
+    """The most rows that a packed product takes at once and gives the bits that each has beside one other; None: any,
+    as for float32, which such tiles are not made for."""
+    if dtype == torch.float32 or all(is_steady(dtype, *shape) for shape in TRIED):
+        return None
+    return FEW_ROWS
+
+
+def is_steady(dtype: torch.dtype, outputs: int, inputs: int) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    weight, rows = (torch.randn(count, inputs, generator=generator).to(dtype) for count in (outputs, max(TRIED_ROWS)))
+    packed = pack(weight)
+
+    def product(x: Tensor) -> Tensor:
+        made: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, None, "none", [], "")
+        return made
+
+    first, last = product(rows[:2]), {count: product(rows[count - 2:count]) for count in TRIED_ROWS}
+    made = {count: product(rows[:count]) for count in TRIED_ROWS}
+    return all(torch.equal(made[count][:2], first) and torch.equal(made[count][-2:], last[count]) for count in made)
+
+
+def exactly(product: Linear, x: Tensor) -> Tensor:
+    """As many rows at once as may be; one alone may be computed in another way, and so is two."""
+    most = most_rows(x.dtype)
+    if len(x) == 1:
+        return product(x.repeat(2, 1))[:1]
+    if most is None or len(x) <= most:
+        return product(x)
+    return torch.cat([exactly(product, piece) for piece in torch.split(x, most)])
+
+
 class PackedLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """`weight` is copied, and may be forgotten."""
@@ -41,8 +81,9 @@ class PackedLinear:
         self._product = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        if len(x) == 1:  # alone, a row may be computed in another way
-            return self(x.repeat(2, 1))[:1]
+        return exactly(self._multiply, x)
+
+    def _multiply(self, x: Tensor) -> Tensor:
         product: Tensor = self._product(x, self._weight, self._bias, "none", [], "")
         return product
 

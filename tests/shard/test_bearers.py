@@ -57,7 +57,7 @@ def test_who_hangs_side_by_side_is_multiplied_together() -> None:
     with bearers.rows([Run(1, 1), Run(3, 1)]):
         assert [tiles.slots for tiles in bearers.tiles] == [range(1), range(2, 3)]
     with bearers.rows([Run(1, 9), Run(2, 1)]):
-        assert [(tiles.slots, len(tiles.rows)) for tiles in bearers.tiles] == [(range(1), 12), (range(1, 2), 4)]
+        assert [(tiles.slots, len(tiles.rows)) for tiles in bearers.tiles] == [(range(1), 12), (range(1, 2), 8)]
 
 
 def test_what_was_said_before_holds_again() -> None:

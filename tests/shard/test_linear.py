@@ -68,3 +68,17 @@ def test_what_cannot_be_packed_is_multiplied_as_it_is() -> None:
 def test_nothing_is_packed_for_other_devices() -> None:
     assert packs(torch.float32, CPU)
     assert not packs(torch.float32, torch.device("meta"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(9728, 896), (4864, 896), (896, 4864), (2048, 2048)])
+def test_rows_of_wide_products_have_the_same_bits_in_any_company(
+        dtype: torch.dtype, outputs: int, inputs: int) -> None:
+    """On processors with AMX products of more than 32 rows in bfloat16 had others."""
+    torch.manual_seed(0)
+    linear, rows = make_linear(torch.randn(outputs, inputs, dtype=dtype)), torch.randn(300, inputs, dtype=dtype)
+    expected = torch.cat([linear(row[None]) for row in rows])
+    for count in (2, 31, 32, 33, 48, 65, 128, 257, 300):
+        assert torch.equal(linear(rows[:count]), expected[:count])
+        assert torch.equal(linear(rows[-count:]), expected[-count:])
