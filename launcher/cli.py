@@ -39,10 +39,11 @@ from launcher.plan import AdapterStore, make_plan, python_module
 from launcher.processes import Failed, bind, serve
 from launcher.settings import GROUPS, POSITIONAL, LaunchConfig, Setting, make_configs
 from launcher.voice import PLAIN, Voice
-from router.config import API_KEY, RouterConfig
+from router.config import ADAPTER_TOKEN, API_KEY, RouterConfig
 from shard.config import ShardConfig
 from shard.traces import check_installed
 
+ADAPTERS = "router.http.adapters_client"
 LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
 
 
@@ -134,6 +135,43 @@ def chat_command(
     with left_to_the_child(signal.SIGINT):
         run_module("router.http.client", {API_KEY: api_key}, url=url, model=model, system=system,
                    max_tokens=max_tokens, temperature=temperature, seed=seed)
+
+
+Server = Annotated[str, Parameter(name="--url", help="Where the server is.")]
+Key = Annotated[str, Parameter(name="--api-key", help="Key that the server asks for.", env_var=(API_KEY, "API_KEY"))]
+AsJson = Annotated[bool, Parameter(name="--json", help="As JSON, for programs.", negative=())]
+LOCAL = "http://127.0.0.1:3000"
+
+
+def list_adapters(*, url: Server = LOCAL, api_key: Key = "", as_json: AsJson = False) -> None:
+    """The adapters that a server knows, and how things are with them."""
+    run_module(ADAPTERS, {API_KEY: api_key}, do="ls", url=url, as_json=as_json)
+
+
+def load_adapter(
+        adapter: Annotated[str, Parameter(help="As its source names it.")], *, url: Server = LOCAL,
+        source: Annotated[str, Parameter(help="Where it comes from; by default the server's --adapter-source.")] = "",
+        alias: Annotated[str, Parameter(help="What requests may call it, too.")] = "",
+        token: Annotated[str, Parameter(help="Token for its source, where it is private.", env_var=ADAPTER_TOKEN)] = "",
+        api_key: Key = "", as_json: AsJson = False) -> None:
+    """Have a server fetch an adapter anew and load it, and wait until it is there."""
+    run_module(ADAPTERS, {API_KEY: api_key, ADAPTER_TOKEN: token}, do="load", url=url, adapter=adapter, source=source,
+               alias=alias, as_json=as_json)
+
+
+def unload_adapter(
+        adapter: Annotated[str, Parameter(help="As its source names it, or its alias.")], *, url: Server = LOCAL,
+        api_key: Key = "", as_json: AsJson = False) -> None:
+    """Have a server forget an adapter; it leaves as soon as nobody needs it."""
+    run_module(ADAPTERS, {API_KEY: api_key}, do="unload", url=url, adapter=adapter, as_json=as_json)
+
+
+def adapters_app() -> App:
+    app = App(name="adapters", help="List, load and unload the adapters of a server.")
+    app.command(list_adapters, name="ls")
+    app.command(load_adapter, name="load")
+    app.command(unload_adapter, name="unload")
+    return app
 
 
 @contextmanager
@@ -241,6 +279,7 @@ def make_app() -> App:
     doctor_command.__signature__ = inspect.Signature(examined())  # type: ignore[attr-defined]
     app.command(doctor_command, name="doctor")
     app.command(migrate_command, name="migrate")
+    app.command(adapters_app())
     return app
 
 

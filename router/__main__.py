@@ -25,6 +25,7 @@ from typing import Any
 
 import uvloop
 
+from router.adapter_tally import CountedStore
 from router.adapters import Adapters
 from router.chat import ChatTemplate, plain_template
 from router.config import API_KEY, HUB_TOKEN, RouterConfig
@@ -196,7 +197,8 @@ async def let_in(
     try:
         sender = make_sender(order.traces, "router", log.warning)
         if order.store and may_adapt(order.config, engine.facts):
-            adapters = Adapters(order.config, Store(order.store, order.hub_token), engine.resources, order.model)
+            store = counted(Store(order.store, order.hub_token), engine)
+            adapters = Adapters(order.config, store, engine.resources, order.model)
             await adapters.preload(engine.resources.keep)
         validator = Validator(order.config, engine.facts, *files, engine.resources.of, adapters=adapters)
     except (ValueError, ShardsLost):
@@ -224,6 +226,12 @@ def may_adapt(config: RouterConfig, facts: ModelFacts) -> bool:
     if not facts.adapters:
         log.warning("this model takes no adapters; requests that name one are refused")
     return facts.adapters
+
+
+def counted(store: Store, engine: Engine) -> Store | CountedStore:
+    """Shards that take no adapters say so for each; then there is nothing to count."""
+    tally = engine.tally.adapters
+    return store if tally is None else CountedStore(store, tally)
 
 
 def served(facts: ModelFacts) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class Account:
     story: Story
     num_generated: int = 0  # tokens that the client was told of
     finish_reason: FinishReason | None = None  # if it came to an end of its own
+    adapter: str | None = None  # what its adapter is counted as, if it has one
     traceparent: str = ""  # names the span that what shards tell of it belongs to; empty: they tell nothing
 
     @property

@@ -68,6 +68,7 @@ class Borrowed:
     digest: str
     name: str
     source: str
+    is_private: bool = field(default=False, compare=False)  # its name is nobody else's affair
 
 
 @dataclass(slots=True)
@@ -82,6 +83,10 @@ class Store(Protocol):
     async def ask(self, **question: Any) -> Mapping[str, Any]: ...
 
     async def close(self) -> None: ...
+
+
+# Has it on the shards; says why not, if so.
+Load = Callable[[Resource], Awaitable[str]]
 
 
 class Shelves(Protocol):
@@ -130,26 +135,63 @@ class Adapters:
         except TimeoutError:
             raise TimedOut("its time ran out before its adapter was there") from None
 
-    async def fetch(self, wanted: Named) -> Borrowed:
-        """Whatever it stood for before, from now on the name stands for what its source has now."""
-        named = self._checked(wanted)
-        return self._borrowed(named, await self._fetched(named, wanted.token, fresh=True))
+    async def fetch(self, wanted: Named, load: Load | None = None) -> Borrowed:
+        """Whatever it stood for before, from now on the name stands for what its source has now, unless that cannot be
+        loaded."""
+        named = self.checked(wanted)
+        before = self._entries.get(named)
+        borrowed = self._borrowed(named, await self._fetched(named, wanted.token, fresh=True))
+        if load is not None and (reason := await load(borrowed.resource)):
+            self._entries.pop(named, None)
+            if before is not None:
+                self._entries[named] = before
+            raise AdapterFailed(f"the adapter {named.name}: {reason}")
+        return borrowed
 
     def forget(self, wanted: Named) -> bool:
         """Whether the name stood for anything. Requests keep what they have."""
-        return self._entries.pop(self._checked(wanted), None) is not None
+        named = self.checked(wanted)
+        if named not in self._ours:
+            self._aliases = {alias: known for alias, known in self._aliases.items() if known != named}
+        return self._entries.pop(named, None) is not None
+
+    def call(self, alias: str, wanted: Named) -> None:
+        """From now on it is called so, too. What whoever runs the server has named keeps its name."""
+        named = self.checked(wanted)
+        check_name("alias", alias)
+        if alias not in self._aliases and len(self._aliases) >= MOST_KNOWN:
+            raise InvalidRequest(f"there are {MOST_KNOWN} names of adapters already, and there may be no more")
+        if self._aliases.get(alias) not in self._ours:
+            self._aliases[alias] = named
+
+    def checked(self, wanted: Named) -> Named:
+        """As it is known: with its source, without its token. Raises InvalidRequest."""
+        name = wanted.name
+        if wanted.source is None and name in self._aliases:
+            return self._aliases[name]
+        check_name("adapter_id", name)
+        return Named(name, wanted.source or self._config.adapter_source)
+
+    def stays(self, named: Named) -> bool:
+        """Whether it was loaded at start, for good."""
+        return named in self._ours
+
+    def resource(self, version: Version) -> Resource | None:
+        """If anybody needs it, or it is on the shards."""
+        known = self._shelves.knows(ADAPTER, version.folder)
+        return self._shelves.of(ADAPTER, version.folder, version.takes) if known else None
 
     def known(self) -> dict[Named, Entry]:
         return dict(self._entries)
 
     @property
     def names(self) -> dict[str, Named]:
-        """What whoever runs the server has named."""
+        """What names stand for that are not those of a source."""
         return dict(self._aliases)
 
     # -- for whoever runs the server
 
-    async def preload(self, keep: Callable[[Resource], Awaitable[str]]) -> None:
+    async def preload(self, keep: Load) -> None:
         """What stays; `keep` has it loaded. Raises ValueError."""
         config = self._config
         source = config.preloaded_adapter_source or config.adapter_source
@@ -159,9 +201,9 @@ class Adapters:
         if config.adapter_id:
             self._static = await self._keep(config.adapter_id, Named(config.adapter_id, config.adapter_source), keep)
 
-    async def _keep(self, alias: str, named: Named, keep: Callable[[Resource], Awaitable[str]]) -> Borrowed:
+    async def _keep(self, alias: str, named: Named, keep: Load) -> Borrowed:
         try:
-            self._ours.add(named := self._checked(named))
+            self._ours.add(named := self.checked(named))
             entry = await self._fetched(named, "")
             borrowed = self._borrowed(named, entry, stays=True)
             reason = await keep(borrowed.resource)
@@ -176,7 +218,7 @@ class Adapters:
     # -- the inside
 
     async def _find(self, wanted: Named) -> Borrowed:
-        named = self._checked(wanted)
+        named = self.checked(wanted)
         entry = self._entries.get(named)
         if entry is None or not self._shelves.knows(ADAPTER, entry.version.folder):
             entry = await self._fetched(named, wanted.token)
@@ -184,22 +226,13 @@ class Adapters:
             await self._check_access(named, wanted.token)
         return self._borrowed(named, entry)
 
-    def _checked(self, wanted: Named) -> Named:
-        """As it is known: with its source, without its token."""
-        name = wanted.name
-        if wanted.source is None and name in self._aliases:
-            return self._aliases[name]
-        if not name or len(name) > LONGEST_NAME or not name.isprintable():
-            raise InvalidRequest(f"`adapter_id` must be a name of 1 to {LONGEST_NAME} characters that can be printed, "
-                                 f"got {len(name)} characters")
-        return Named(name, wanted.source or self._config.adapter_source)
-
     def _borrowed(self, named: Named, entry: Entry, *, stays: bool = False) -> Borrowed:
         entry.used = now()
         self._entries.move_to_end(named)
         version = entry.version
         resource = self._shelves.of(ADAPTER, version.folder, version.takes, stays=stays)
-        return Borrowed(resource, version.digest, named.name, named.source or "")
+        is_private = version.is_private and named not in self._ours
+        return Borrowed(resource, version.digest, named.name, named.source or "", is_private)
 
     async def _fetched(self, named: Named, token: str, *, fresh: bool = False) -> Entry:
         """Who asks for the same waits for the same; it goes on when whoever asked first leaves."""
@@ -242,7 +275,7 @@ class Adapters:
             strategy=wanted.strategy, density=1.0 if wanted.strategy == "linear" else wanted.density,
             sign=wanted.sign))
         resource = self._shelves.of(ADAPTER, version.folder, version.takes)
-        return Borrowed(resource, version.digest, name, source)
+        return Borrowed(resource, version.digest, name, source, any(part.is_private for part in parts))
 
     async def _check_access(self, named: Named, token: str) -> None:
         """May this token read it? Whoever was let in a moment ago may."""
@@ -283,6 +316,12 @@ def version_of(answer: Mapping[str, Any]) -> Version:
 def fail(name: str, answer: Mapping[str, Any]) -> NoReturn:
     kind, reason = answer.get("kind"), f"the adapter {name[:LONGEST_NAME]}: {answer['error']}"
     raise (AdapterMissing if kind in {"missing", "forbidden"} else AdapterFailed)(reason)
+
+
+def check_name(field: str, name: str) -> None:
+    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+        raise InvalidRequest(f"`{field}` must be a name of 1 to {LONGEST_NAME} characters that can be printed, "
+                             f"got {len(name)} characters")
 
 
 def check_merge(wanted: Merged) -> None:

@@ -11,7 +11,7 @@ from router.request import Request, Resource, Tenant
 
 NOTHING, END = 0, 1
 ENDS = frozenset({END})
-LEFT_OUT = frozenset({"prompt", "key", "sampling", "end_tokens", "stop_strings", "max_length"})
+LEFT_OUT = frozenset({"prompt", "key", "sampling", "end_tokens", "stop_strings", "max_length", "adapter_name"})
 KEPT = ("id", "max_new_tokens", "prompt_logprobs", "priority", "tenant", "timeout", "namespace", "block_hashes",
         "adapter", "grammar")
 

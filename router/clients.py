@@ -55,7 +55,8 @@ class Clients:
             on_drained=lambda: self._resume(number), on_leave=lambda: self._leave(number))
         story = self._story(number)
         account = Account(request.id, request.tenant.name, len(request.prompt),
-                          story.began if came is None else came, story, traceparent=traceparent)
+                          story.began if came is None else came, story, traceparent=traceparent,
+                          adapter=None if request.adapter is None else request.adapter_name)
         self.accounts.open(account)
         self._deliveries[number] = Delivery(request, stream, self._tokenizer, account)
         self._nobody.clear()

@@ -10,6 +10,7 @@ from typing import Any
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/,]+", re.IGNORECASE)
 SOURCES = ("hub", "local", "s3", "pbase")  # of adapters
 HUB_TOKEN = "WEFT_HUB_TOKEN"  # noqa: S105 - the variable in which a router finds its own token
+ADAPTER_TOKEN = "WEFT_ADAPTER_TOKEN"  # noqa: S105 - the variable in which a client of ours finds one for a source
 API_KEY = "WEFT_API_KEY"  # the variable in which a router finds its key: its arguments are seen by others
 
 

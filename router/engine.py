@@ -15,6 +15,7 @@ from typing import Any
 from router import wire
 from router.accounts import Account
 from router.alarm import Alarm
+from router.arrivals import Arrivals
 from router.awaited import Awaited, Sent
 from router.clients import Clients
 from router.config import RouterConfig
@@ -26,7 +27,8 @@ from router.messages import Answer, Plan
 from router.policy import Policy, without_effect
 from router.prompts import Limits
 from router.recorder import Recorder, new_core
-from router.request import Request, Resource, Tenant
+from router.request import ADAPTER, Request, Resource, Tenant
+from router.residents import Standing
 from router.resources import Resources, Told
 from router.shards import Shards, ShardsLost
 from router.shelf import Shelf
@@ -51,7 +53,7 @@ class Engine:
         self.config = config
         self.is_ready = False
         self.health = Health()
-        self.resources = Resources(shards, Told(self._is_here, self._is_not_to_be_had, self._is_removed))
+        self.resources = Resources(shards, Told(self._is_here, self._is_not_to_be_had, self._is_removed, self._took))
         self._shards = shards
         self._tokenizer = tokenizer
         self._on_broken = on_broken
@@ -63,6 +65,7 @@ class Engine:
         self._defects: deque[float] = deque(maxlen=DEFECTS)
         self._events: list[Event] = []  # that nobody was told of yet
         self._alarm = Alarm(self._expire)
+        self._arrivals = Arrivals()
 
     # -- for those who serve
 
@@ -82,7 +85,8 @@ class Engine:
             log.warning("%s has no effect with mixed steps, only with --prefill-policy pause", flag)
         seconds = 60 * self.config.record_minutes if self._shelf is not None else 0.0
         self._core = new_core(policy, self.facts, seconds, now())
-        self.tally = Tally(self._core, limits, self.facts.tokens_per_step)
+        self.tally = Tally(self._core, limits, self.facts.tokens_per_step, adapters=self.facts.adapters,
+                           lorax=self.config.compat == "lorax")
         self._clients = Clients(self.config, self._tokenizer, self._core, self._wake.set, tally=self.tally)
         self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
         self._loop = asyncio.create_task(self._run(), name="engine")
@@ -96,7 +100,7 @@ class Engine:
         self._under_way.forget()
         await self.resources.close()
         self.health.leave(LEAVING)
-        self._clients.fail_everyone(LEAVING)
+        self._fail_everyone(LEAVING)
         await self._shards.close()
 
     def submit(self, request: Request, came: float | None = None, traceparent: str = "") -> Stream:
@@ -129,6 +133,25 @@ class Engine:
     def may_use(self, request_id: str, tenant: Tenant) -> bool:
         """Whether a new request of this tenant may be known by this id."""
         return self._clients.accounts.may_use(request_id, tenant)
+
+    async def load(self, resource: Resource) -> str:
+        """Has it on the shards, though no request needs it. Returns why not, if so. A loss of the shards only makes it
+        take longer. Raises NotReady."""
+        if self._loop.done():
+            raise NotReady(LEAVING)
+        if reason := self._core.misfit(resource):
+            return reason
+        self.want(resource)
+        return "" if self._core.has(resource) else await self._arrivals.of(resource)
+
+    def unload(self, resource: Resource) -> None:
+        """It leaves the shards as soon as nobody in the house needs it."""
+        self._core.drop(resource, now())
+        self._wake.set()
+
+    def adapter_states(self) -> dict[Resource, Standing]:
+        """Of those that are on the shards, come there or leave, and of others that somebody needs."""
+        return self._core.adapters
 
     def write_recording(self, why: str, *, asked: bool = True) -> None:
         """The last minutes of the core to a file, if they are kept; what nobody asked for not often."""
@@ -177,6 +200,7 @@ class Engine:
         while (plan := self._core.plan(now())) is not None:
             self._send(plan)
         self.resources.carry_out(self._core.moves(now()))
+        self._look_for_arrivals()
         self._alarm.set(self._core.wake_at)
 
     def _tell(self) -> None:
@@ -195,14 +219,31 @@ class Engine:
         self._core.want(resource, now())
         self._wake.set()
 
+    def _look_for_arrivals(self) -> None:
+        """What was about to leave may have been kept, and there may be less room than before."""
+        for resource in self._arrivals.awaited:
+            if self._core.has(resource):
+                self._arrivals.came(resource)
+            elif reason := self._core.misfit(resource):
+                self._core.drop(resource, now())
+                self._arrivals.came(resource, reason)
+
     def _is_here(self, resource: Resource) -> None:
         self._moved(self._core.available(resource, now()))
+        self._arrivals.came(resource)
 
     def _is_not_to_be_had(self, resource: Resource, reason: str) -> None:
         self._moved(self._core.unavailable(resource, reason, now()))
+        self._arrivals.came(resource, reason)
 
     def _is_removed(self, resource: Resource) -> None:
         self._moved(self._core.removed(resource, now()))
+        if resource.kind == ADAPTER and self.tally.adapters is not None:
+            self.tally.adapters.unloads.add()
+
+    def _took(self, resource: Resource, seconds: float, reason: str) -> None:
+        if resource.kind == ADAPTER and self.tally.adapters is not None:
+            self.tally.adapters.loaded(seconds, reason)
 
     def _moved(self, events: list[Event]) -> None:
         self._events += events
@@ -238,7 +279,11 @@ class Engine:
             self.health.leave("the server failed")
             self._alarm.cancel()
             self.write_recording("the engine's loop failed")
-            self._clients.fail_everyone("the server failed")
+            self._fail_everyone("the server failed")
+
+    def _fail_everyone(self, reason: str) -> None:
+        self._clients.fail_everyone(reason)
+        self._arrivals.give_up(reason)
 
     # -- shards
 
@@ -272,6 +317,7 @@ class Engine:
         while not await self._meet(*Loss):
             pass
         self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
+        self._look_for_arrivals()
         log.info("the shards are back, epoch %d", self._epoch)
 
     def _judge(self, lost: ShardsLost) -> None:

@@ -3,8 +3,10 @@
 from collections import Counter
 
 from router.meters import Reading
-from router.metrics import CAUSES
+from router.metrics import ADAPTER_STATES, CAUSES
+from router.residents import ABSENT
 from router.scheduler import Scheduler
+from router.story import RUNNING
 
 
 def of_core(core: Scheduler) -> dict[str, Reading]:
@@ -35,6 +37,20 @@ def of_health(*, is_ready: bool, has_shards: bool) -> dict[str, Reading]:
 def of_adapters(since: float) -> dict[str, Reading]:
     """There are none, and have been none since."""
     return {"vllm:lora_requests_info": {("0", "", ""): since}}
+
+
+def of_residents(core: Scheduler, now: float) -> dict[str, Reading]:
+    """Where adapters are served. `now` is Unix time."""
+    here = {resource: standing.state for resource, standing in core.adapters.items() if standing.state != ABSENT}
+    states = Counter(here.values())
+    named = [(sequence.request.adapter_name, sequence.story.cause in RUNNING) for sequence in core.sequences]
+    running, waiting = (",".join(sorted({name for name, runs in named if name and runs is wanted}))
+                        for wanted in (True, False))
+    return {
+        "weft_adapters": {(state,): states[state] for state in ADAPTER_STATES},
+        "weft_adapter_bytes": plain(sum(resource.takes for resource in here)),
+        "vllm:lora_requests_info": {(str(core.policy.max_active_adapters), running, waiting): now},
+    }
 
 
 def plain(value: float) -> Reading:

@@ -8,11 +8,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import TypeVar
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Values = tuple[str, ...]  # of labels
+OTHER = "other"
 ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
@@ -24,7 +25,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What is measured under one name. The values of a counter's or histogram's only label are known beforehand."""
+    """What is measured under one name. The values of a counter's or histogram's label are known beforehand, and so are
+    those of a second one; or only how many there may be, and what comes later counts as OTHER."""
 
     name: str
     kind: Kind
@@ -32,10 +34,17 @@ class Family:
     labels: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()  # of a histogram's buckets, ascending; one more bucket takes what lies above
+    second: tuple[str, ...] = ()  # values of the second label
+    most: int = 0  # values of a label of which none is known beforehand
 
     @property
     def head(self) -> str:
         return f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.kind}\n"
+
+    @property
+    def combinations(self) -> list[Values]:
+        """What meters there are at first."""
+        return [(OTHER,)] if self.most else [*product(*filter(None, (self.values, self.second)))]
 
     def sample(self, values: Values, suffix: str = "", bound: str = "") -> str:
         """A line up to its number."""
@@ -87,6 +96,7 @@ class Histogram:
 
 M = TypeVar("M", Counter, Histogram)
 Reading = Mapping[Values, float]  # what a gauge says, by the values of its labels
+NO_TWINS: Mapping[str, str] = {}
 
 
 class Meters:
@@ -97,23 +107,39 @@ class Meters:
         self._counters = self._made(Counter, Kind.COUNTER)
         self._histograms = self._made(Histogram, Kind.HISTOGRAM)
 
-    def _made(self, make: Callable[[Family, Values], M], kind: Kind) -> dict[str, dict[str, M]]:
-        """By the name of the family and the value of its label, which is empty where there is none."""
-        return {name: {value: make(family, (value,)) for value in family.values} or {"": make(family, ())}
+    def _made(self, make: Callable[[Family, Values], M], kind: Kind) -> dict[str, dict[Values, M]]:
+        """By the name of the family and the values of its labels."""
+        return {name: {values: make(family, values) for values in family.combinations}
                 for name, family in self.families.items() if family.kind is kind}
 
-    def counter(self, name: str, value: str = "") -> Counter:
-        return self._counters[name][value]
+    def counter(self, name: str, *values: str) -> Counter:
+        return self._counters[name][values]
 
     def counters(self, name: str) -> Mapping[str, Counter]:
-        return self._counters[name]
+        """By the value of the only label."""
+        return {value: counter for (value,), counter in self._counters[name].items()}
 
-    def histogram(self, name: str, value: str = "") -> Histogram:
-        return self._histograms[name][value]
+    def counter_for(self, name: str, value: str) -> Counter:
+        """Of a family whose values come as they come."""
+        counters, family = self._counters[name], self.families[name]
+        if (value,) not in counters:
+            value = value if len(counters.keys() - {(OTHER,)}) < family.most else OTHER
+            counters.setdefault((value,), Counter(family, (value,)))
+        return counters[value,]
 
-    def page(self, gauges: Mapping[str, Reading]) -> str:
-        """All families in their order."""
-        return "".join(line for family in self.families.values() for line in self._lines(family, gauges))
+    def histogram(self, name: str, *values: str) -> Histogram:
+        return self._histograms[name][values]
+
+    def page(self, gauges: Mapping[str, Reading], twins: Mapping[str, str] = NO_TWINS) -> str:
+        """All families in their order. Twins say the same once more under another name."""
+        return "".join(self._text(family, gauges, twins.get(family.name)) for family in self.families.values())
+
+    def _text(self, family: Family, gauges: Mapping[str, Reading], twin: str | None) -> str:
+        text = "".join(self._lines(family, gauges))
+        if twin is None:
+            return text
+        again = (line.replace(family.name, twin, 1) for line in text.splitlines(keepends=True))
+        return text + "".join(again)
 
     def _lines(self, family: Family, gauges: Mapping[str, Reading]) -> Iterator[str]:
         yield family.head

@@ -1,14 +1,17 @@
 """Which metrics weft has: name, type, labels, buckets and meaning of each. docs/metrics.md is the same list for people.
 
 Those that text-generation-inference has come under its names, whatever ours would be, so that its dashboards go on;
-those that Kubernetes' inference gateway asks for come under vLLM's. Knows nothing of how the figures come about.
+those that Kubernetes' inference gateway asks for come under vLLM's. For dashboards of LoRAX, which calls most of the
+first otherwise, its names are twins of these (--compat lorax). Knows nothing of how the figures come about.
 """
 
 from itertools import accumulate, repeat
 from operator import mul
 
-from router.meters import Family, Kind
+from router.config import SOURCES
+from router.meters import OTHER, Family, Kind
 from router.prompts import Limits
+from router.residents import STATES as PRESENCES
 from router.story import Cause
 from router.trials import Loss
 
@@ -20,11 +23,27 @@ ERRORS = ("overloaded", "validation", "template", "generation", "incomplete", "d
 REASONS = ("backpressure", "wait_exceeded", "chunking")
 STATES = ("held", "kept", "free")
 CAUSES = tuple(map(str, Cause))
+ADAPTER_STATES = tuple(dict.fromkeys(PRESENCES.values()))
+OUTCOME = ("outcome",)
+LOADS = ("ok", "failed")
+FETCHES = ("ok", "missing", "failed")
+MOST_NAMED = 100  # adapters that are counted by name
 LOSSES = tuple(loss.name.lower() for loss in Loss)
 
 
-def families(limits: Limits, tokens_per_step: int) -> tuple[Family, ...]:
-    return (*requests(limits, tokens_per_step), *steps(), *house(), *gateway())
+# What LoRAX calls them.
+LORAX = {f"tgi_{name}": f"lorax_{name}" for name in (
+    "request_count", "request_success", "request_failure", "request_duration", "request_validation_duration",
+    "request_queue_duration", "request_inference_duration", "request_mean_time_per_token_duration",
+    "request_input_length", "request_generated_tokens", "request_max_new_tokens", "request_skipped_tokens",
+    "batch_current_size", "batch_current_max_tokens", "batch_next_size", "batch_concat", "batch_inference_count",
+    "batch_inference_success", "batch_inference_failure", "batch_inference_duration",
+)} | {"tgi_queue_size": "lorax_queue_length"}
+
+
+def families(limits: Limits, tokens_per_step: int, *, adapters: bool = False) -> tuple[Family, ...]:
+    """With those of adapters where they are served."""
+    return (*requests(limits, tokens_per_step), *steps(), *house(), *(of_adapters() if adapters else ()), *gateway())
 
 
 def requests(limits: Limits, tokens_per_step: int) -> tuple[Family, ...]:
@@ -92,6 +111,22 @@ def house() -> tuple[Family, ...]:
         Family("tgi_ready", G, "1 where requests should be sent here, else 0: what /ready says."),
         Family("tgi_shard_ready", G, "1 while all shards are there, else 0."),
         Family("tgi_shard_lost", C, "How often the shards, or what they held, were lost, by how.", ("loss",), LOSSES),
+    )
+
+
+def of_adapters() -> tuple[Family, ...]:
+    adapter = ("adapter",)
+    return (
+        Family("weft_adapters", G, "Adapters on the shards, on their way there, or about to leave.", ("state",),
+               ADAPTER_STATES),
+        Family("weft_adapter_bytes", G, "Bytes that those take on a shard, at most."),
+        Family("weft_adapter_loads", C, "How often an adapter was loaded, or could not be.", OUTCOME, LOADS),
+        Family("weft_adapter_unloads", C, "How often an adapter left the shards."),
+        Family("weft_adapter_load_seconds", H, "Seconds until every shard had an adapter.", bounds=DURATIONS),
+        Family("weft_adapter_fetch_seconds", H, "Seconds until the store had what a name stands for.",
+               ("source", "outcome"), (*SOURCES, OTHER), DURATIONS, second=FETCHES),
+        Family("weft_adapter_requests", C, "Requests that were accepted, by adapter.", adapter, most=MOST_NAMED),
+        Family("weft_adapter_generated_tokens", C, "Tokens generated, by adapter.", adapter, most=MOST_NAMED),
     )
 
 

@@ -39,6 +39,7 @@ class Queue:
         self.demand = Demand()
         # Who is set aside for what, best first; what has been waited for longest first.
         self.aside: dict[Resource, list[Sequence]] = {}
+        self._wishes: dict[Resource, None] = {}  # what should come though nobody waits for it, or nobody else
 
     def __len__(self) -> int:
         return self.demand.count
@@ -82,8 +83,19 @@ class Queue:
         if not line.demand.count:
             del self._lines[tenant]
 
+    def wish(self, resource: Resource) -> None:
+        """It is waited for, until it comes or the wish is taken back, whoever of those who wait for it leaves."""
+        self._wishes[resource] = None
+        self.aside.setdefault(resource, [])
+
+    def unwish(self, resource: Resource) -> None:
+        self._wishes.pop(resource, None)
+        if not self.aside.get(resource, True):
+            del self.aside[resource]
+
     def came(self, resource: Resource) -> list[Sequence]:
         """It is on the shards now. Returns who waited for it, and may wait for something else now."""
+        self._wishes.pop(resource, None)
         return self._put_again(self.aside.pop(resource, []))
 
     def left(self, resource: Resource) -> list[Sequence]:
@@ -113,7 +125,7 @@ class Queue:
             return
         others = self.aside[sequence.lacks]
         others.remove(sequence)
-        if not others:
+        if not others and sequence.lacks not in self._wishes:
             del self.aside[sequence.lacks]
 
 

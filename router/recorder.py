@@ -145,6 +145,11 @@ class Recorder(Scheduler):
         self._tape.note("want", now, parts_of(resource), decision.of_events(events))
         return events
 
+    def drop(self, resource: Resource, now: float) -> list[Event]:
+        events = super().drop(resource, now)
+        self._tape.note("drop", now, parts_of(resource), decision.of_events(events))
+        return events
+
     def moves(self, now: float) -> list[Move]:
         moves = super().moves(now)
         if moves:

@@ -188,6 +188,7 @@ CALLS: Mapping[str, Callable[[Scheduler, Call], Result]] = {
     "unavailable": lambda core, call: core.unavailable(Resource(*call.given[:-1]), call.given[-1], call.at),
     "removed": lambda core, call: core.removed(Resource(*call.given), call.at),
     "want": lambda core, call: core.want(Resource(*call.given), call.at),
+    "drop": lambda core, call: core.drop(Resource(*call.given), call.at),
     "moves": lambda core, call: tuple(core.moves(call.at)),
     "plan": lambda core, call: core.plan(call.at),
     "complete": complete,

@@ -84,6 +84,7 @@ class Request:
     block_hashes: tuple[bytes, ...] = ()
     adapter: Resource | None = None
     grammar: Resource | None = None
+    adapter_name: str = ""  # for those who count; empty where nobody may know it
     max_length: int = field(init=False)  # prompt and everything that may be generated
 
     def __post_init__(self) -> None:

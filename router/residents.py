@@ -4,7 +4,8 @@ What a waiting request needs comes there as soon as there is room. Grammars alwa
 may be there at once, and so many bytes. Where there is no room adapters that nobody needs leave first, the longest
 unused before all others, and then those that are there for longest, once they had their time: nobody starts with one
 any more, and it leaves when those who run with it are over. What is waited for comes in the order in which that began,
-so everything has its turn. Knows nothing of files, nor of how anything comes to a shard.
+so everything has its turn. What is dropped leaves as soon as nobody needs it, whoever wants its place. Knows nothing of
+files, nor of how anything comes to a shard.
 """
 
 from collections import OrderedDict
@@ -34,6 +35,9 @@ class Presence(Enum):
 
 
 STAYING = frozenset({Presence.COMING, Presence.HERE})
+# For people.
+ABSENT = "absent"
+STATES = {Presence.COMING: "coming", Presence.HERE: "here", Presence.CLOSED: "leaving", Presence.LEAVING: "leaving"}
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +46,14 @@ class Resident:
     presence: Presence
     since: float
     is_used: bool = False  # somebody started with it, since it is here
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How things are with an adapter."""
+
+    state: str
+    num_users: int  # requests in the house that need it
 
 
 class Residents:
@@ -56,6 +68,7 @@ class Residents:
         # Present, and nobody needs them; those used last at the end.
         self._idle: dict[str, OrderedDict[Resource, None]] = {kind: OrderedDict() for kind in (ADAPTER, GRAMMAR)}
         self._closed: dict[Resource, None] = {}  # in order
+        self._dropped: dict[Resource, None] = {}  # should leave when nobody in the house needs them
         self._most_bytes = 0
         self.moves: list[Move] = []  # that nobody carried out yet
         self.wake_at: float | None = None  # when time alone makes room
@@ -69,6 +82,7 @@ class Residents:
     def enter(self, sequence: Sequence) -> None:
         for need in sequence.request.needs:
             self._users[need] = self._users.get(need, 0) + 1
+            self._dropped.pop(need, None)
             self._idle[need.kind].pop(need, None)
 
     def started(self, sequence: Sequence) -> None:
@@ -82,11 +96,28 @@ class Residents:
                 del self._users[need]
                 if need in self._present:
                     self._idle[need.kind][need] = None
+                elif need not in self._residents:
+                    self._dropped.pop(need, None)
 
     def want(self, resource: Resource) -> None:
         """It should come, though no request needs it."""
-        if resource not in self._residents:
-            self._queue.aside.setdefault(resource, [])
+        self._dropped.pop(resource, None)
+        if resource not in self._present:
+            self._queue.wish(resource)
+
+    def drop(self, resource: Resource) -> None:
+        """Nobody should come for it any more. Who is in the house keeps it."""
+        self._queue.unwish(resource)
+        if not resource.stays and (resource in self._residents or resource in self._users):
+            self._dropped[resource] = None
+
+    @property
+    def adapters(self) -> dict[Resource, Standing]:
+        """Those that are on the shards, come there or leave, and others that somebody needs."""
+        states = {resource: STATES[resident.presence] for resource, resident in self._residents.items()}
+        known = dict.fromkeys(self._users, ABSENT) | states
+        return {resource: Standing(state, self._users.get(resource, 0)) for resource, state in known.items()
+                if resource.kind == ADAPTER}
 
     def misfit(self, resource: Resource) -> str:
         """Why it can never come to the shards, or nothing."""
@@ -114,6 +145,8 @@ class Residents:
         if self._residents.pop(resource, None) is not None:
             self._shut(resource, now)
             self._closed.pop(resource, None)
+            if resource not in self._users:
+                self._dropped.pop(resource, None)
 
     def lost(self, now: float, *, everything: bool) -> None:
         """What was on its way has to be asked for again; with `everything`, so has what was there."""
@@ -136,6 +169,8 @@ class Residents:
                 self._bring(wanted, now)
         while len(self._idle[GRAMMAR]) > MOST_IDLE_GRAMMARS:
             self._close(self._residents[next(iter(self._idle[GRAMMAR]))], now)
+        for resource in [resource for resource in self._dropped if resource in self._idle[resource.kind]]:
+            self._close(self._residents[resource], now)
         if self._closed:
             self._send_away(used(), now)
 
@@ -214,7 +249,7 @@ class Residents:
     def _reopen(self, now: float, *, adapters: bool) -> None:
         """What is waited for again, and what nobody else needs the room of."""
         for resource in [*self._closed]:
-            if adapters or resource.kind != ADAPTER:
+            if resource not in self._dropped and (adapters or resource.kind != ADAPTER):
                 del self._closed[resource]
                 self._residents[resource].presence = Presence.HERE
                 self._open(resource, now)

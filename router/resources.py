@@ -5,6 +5,8 @@ that are new get again what should be there. Knows nothing of what a source says
 """
 
 import asyncio
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,8 +16,11 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from router import wire
 from router.meeting import Meeting
 from router.messages import Bring, Move
-from router.request import Resource
+from router.request import ADAPTER, Resource
 from router.shards import ShardsLost
+
+MOST_COUNTED = 4096  # adapters whose loads are remembered
+now = time.monotonic
 
 
 class Loader(Protocol):
@@ -33,6 +38,7 @@ class Told:
     here: Callable[[Resource], None]
     failed: Callable[[Resource, str], None]
     removed: Callable[[Resource], None]
+    took: Callable[[Resource, float, str], None] = lambda *_: None  # seconds to load it, and why it was not, if so
 
 
 class Resources:
@@ -46,6 +52,7 @@ class Resources:
         self._sources: WeakKeyDictionary[Resource, str] = WeakKeyDictionary()
         self._here: dict[Resource, None] = {}  # as the core knows it
         self._kept: dict[Resource, None] = {}  # what stays, whoever needs it
+        self._loads: OrderedDict[str, int] = OrderedDict()  # of adapters, by source; those loaded last at the end
         self._tasks: set[asyncio.Task[None]] = set()
 
     def of(self, kind: str, source: str, takes: int = 0, *, stays: bool = False) -> Resource:
@@ -65,10 +72,14 @@ class Resources:
     def known(self, kind: str) -> Iterator[str]:
         return (source for of, source in self._known if of == kind)
 
+    def num_loads(self, source: str) -> int:
+        """How often the adapter of this source came to the shards, as far as that is remembered."""
+        return self._loads.get(source, 0)
+
     async def keep(self, resource: Resource) -> str:
         """Has it there from now on; returns why not, if so. Raises ShardsLost."""
         assert self._epoch is not None
-        reason = await self._shards.load(wire.load_request(resource, self._sources[resource], self._epoch))
+        reason = await self._load(resource, self._epoch)
         if not reason:
             self._kept[resource] = None
             self._is_here(resource)
@@ -108,9 +119,19 @@ class Resources:
 
     # -- the inside
 
+    async def _load(self, resource: Resource, epoch: int) -> str:
+        began, source = now(), self._sources[resource]
+        reason = await self._shards.load(wire.load_request(resource, source, epoch))
+        self._told.took(resource, now() - began, reason)
+        if not reason and resource.kind == ADAPTER:
+            self._loads[source] = self._loads.pop(source, 0) + 1
+            while len(self._loads) > MOST_COUNTED:
+                self._loads.popitem(last=False)
+        return reason
+
     async def _bring(self, resource: Resource, epoch: int) -> None:
         try:
-            reason = await self._shards.load(wire.load_request(resource, self._sources[resource], epoch))
+            reason = await self._load(resource, epoch)
         except ShardsLost:
             return  # the engine hears of it, too, and calls `lost`
         if reason:

@@ -21,7 +21,7 @@ from router.policy import Policy
 from router.queue import Queue
 from router.register import Register
 from router.request import FinishReason, Request, Resource
-from router.residents import Residents, waiting_for
+from router.residents import Residents, Standing, waiting_for
 from router.running import Hasher, Running
 from router.sequence import Sequence, State
 from router.shares import PER_GENERATED_TOKEN, Shares
@@ -38,12 +38,12 @@ class Scheduler:
         self.policy = policy
         self._hasher = hasher
         self.costs = CostModel.measured(facts.measurements)
-        present: set[Resource] = set()  # what the shards have, and newcomers may use
-        self._queue, self._trials, self._shares = Queue(present), Trials(), Shares()
+        self._present = set[Resource]()  # what the shards have, and newcomers may use
+        self._queue, self._trials, self._shares = Queue(self._present), Trials(), Shares()
         self._forecast = Forecast(policy, facts.num_blocks * facts.block_size, self.costs)
         self._admission = Admission(policy, self._queue, self._shares, self._forecast)
         self._turns = Turns(policy, self._queue, self._trials, self._shares)
-        self._residents = Residents(policy, self._queue, self._shares, present)
+        self._residents = Residents(policy, self._queue, self._shares, self._present)
         self.sequences = Register(self._queue, self._trials, self._shares, self._forecast, self._residents)
         self._epoch: int | None = None
         self._now = 0.0  # of the plan that is being made
@@ -142,7 +142,7 @@ class Scheduler:
         """It is not to be had; whoever needs it fails."""
         self._residents.gone(resource, now)
         failed: list[Event] = [self.sequences.fail(s, reason, now) for s in self.sequences.who_needs(resource)]
-        self._queue.aside.pop(resource, None)  # where nobody but us wanted it
+        self._queue.unwish(resource)
         return failed
 
     def removed(self, resource: Resource, now: float) -> list[Event]:
@@ -154,6 +154,23 @@ class Scheduler:
         """It should be loaded, though no request needs it."""
         self._residents.want(resource)
         return []
+
+    def drop(self, resource: Resource, now: float) -> list[Event]:  # noqa: ARG002
+        """Nobody should come for it any more: it leaves as soon as nobody in the house needs it."""
+        self._residents.drop(resource)
+        return []
+
+    def has(self, resource: Resource) -> bool:
+        """Whether newcomers may start with it."""
+        return resource in self._present
+
+    def misfit(self, resource: Resource) -> str:
+        """Why it can never come to the shards, or nothing."""
+        return self._residents.misfit(resource)
+
+    @property
+    def adapters(self) -> dict[Resource, Standing]:
+        return self._residents.adapters
 
     def moves(self, now: float) -> list[Move]:  # noqa: ARG002
         """What the shards should load and unload, each told once."""

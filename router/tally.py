@@ -11,12 +11,13 @@ from math import fsum
 
 from router import gauges
 from router.accounts import Account
+from router.adapter_tally import AdapterTally
 from router.budget import load_of_chunk
 from router.costs import Load
 from router.gaps import Gaps
 from router.messages import Answer, Concat, Decode, Filter, Newcomer, Plan, Prefill
 from router.meters import Histogram, Meters
-from router.metrics import families
+from router.metrics import LORAX, families
 from router.prompts import Limits
 from router.request import Request
 from router.scheduler import Scheduler
@@ -27,21 +28,28 @@ from router.trials import Loss
 class Tally:
     """All that is counted, and the page that says it."""
 
-    def __init__(self, core: Scheduler, limits: Limits, tokens_per_step: int) -> None:
-        """`limits` and the most tokens of a step are needed for buckets."""
+    def __init__(self, core: Scheduler, limits: Limits, tokens_per_step: int, *,
+                 adapters: bool = False, lorax: bool = False) -> None:
+        """`limits` and the most tokens of a step are needed for buckets. `adapters`: whether they are served; `lorax`:
+        whether the page says under LoRAX's names, too, what it has names for."""
         self._core = core
-        self._meters = Meters(families(limits, tokens_per_step))
+        self._meters = Meters(families(limits, tokens_per_step, adapters=adapters))
+        self._twins = LORAX if lorax else {}
         self._since = time.time()
-        self.requests = RequestTally(self._meters)
+        self.adapters = AdapterTally(self._meters) if adapters else None
+        self.requests = RequestTally(self._meters, self.adapters)
         self.steps = StepTally(self._meters, core, one_token=tokens_per_step == 1)
 
     def page(self, *, is_ready: bool, has_shards: bool) -> str:
-        return self._meters.page(gauges.of_core(self._core) | gauges.of_adapters(self._since)
-                                 | gauges.of_health(is_ready=is_ready, has_shards=has_shards))
+        of_adapters = (gauges.of_adapters(self._since) if self.adapters is None
+                       else gauges.of_residents(self._core, time.time()))
+        told = gauges.of_core(self._core) | of_adapters | gauges.of_health(is_ready=is_ready, has_shards=has_shards)
+        return self._meters.page(told, self._twins)
 
 
 class RequestTally:
-    def __init__(self, meters: Meters) -> None:
+    def __init__(self, meters: Meters, adapters: AdapterTally | None = None) -> None:
+        self._adapters = adapters
         histogram, counter = meters.histogram, meters.counter
         # For whoever hears clients ask and what they are told.
         self.came, self.succeeded = counter("tgi_request_count"), counter("tgi_request_success")
@@ -60,6 +68,8 @@ class RequestTally:
         """It was accepted."""
         self._prompt_length.observe(len(request.prompt))
         self._most_tokens.observe(request.max_new_tokens)
+        if self._adapters is not None and request.adapter is not None:
+            self._adapters.entered(request.adapter_name)
 
     def delivered(self, numbers: KeysView[int], known: Container[int], now: float) -> Sequence[int]:
         """These sequences have tokens now. Returns those for which they are the first."""
@@ -86,6 +96,8 @@ class RequestTally:
         """It is over, whatever its end was."""
         self._gaps.forget(number)
         self._yields.add(account.story.num_yields)
+        if self._adapters is not None and account.adapter is not None:
+            self._adapters.generated(account.adapter, account.num_generated)
         if account.story.has_started:
             self._asked.add(account.num_prompt_tokens)
             self._found.add(account.story.cached_tokens)

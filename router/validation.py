@@ -240,6 +240,7 @@ class Validator:
             block_hashes=prompt.block_hashes,
             adapter=None if adapter is None else adapter.resource,
             grammar=grammar,
+            adapter_name="" if adapter is None or adapter.is_private else adapter.name,
         )
         return Choice(request, seed, prompt.num_characters, adapter)
 

@@ -26,7 +26,7 @@ from router.tally import Tally
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 LIMITS = Limits(max_input_tokens=1000, max_total_tokens=4000)
-FAMILIES = {family.name: family for family in families(LIMITS, 1)}
+FAMILIES = {family.name: family for family in families(LIMITS, 1, adapters=True)}
 PARTS = ("_bucket", "_sum", "_count")
 ADDED = {"instance", "job", "le"}  # labels that Prometheus has, and those of buckets
 
@@ -78,7 +78,7 @@ def family_of(name: str) -> str:
 
 
 def names_in(expression: str) -> set[str]:
-    return set(re.findall(r"\b((?:tgi_|vllm:)\w+)", expression))
+    return set(re.findall(r"\b((?:tgi_|vllm:|weft_)\w+)", expression))
 
 
 def test_everything_that_is_asked_for_exists() -> None:
@@ -90,7 +90,7 @@ def test_everything_that_is_asked_for_exists() -> None:
 
 def test_labels_that_are_asked_for_exist_and_have_those_values() -> None:
     for expression in expressions():
-        for name, inside in re.findall(r"\b((?:tgi_|vllm:)\w+)\{([^}]*)\}", expression):
+        for name, inside in re.findall(r"\b((?:tgi_|vllm:|weft_)\w+)\{([^}]*)\}", expression):
             family = FAMILIES[family_of(name)]
             for label, value in re.findall(r'(\w+)=~?"([^"]*)"', inside):
                 assert label in {*family.labels, *ADDED}, expression
@@ -102,7 +102,7 @@ def test_labels_that_are_asked_for_exist_and_have_those_values() -> None:
 
 def test_rates_are_of_what_only_grows_and_gauges_are_taken_as_they_are() -> None:
     for expression in asked():
-        grown = set(re.findall(r"\b(?:rate|increase)\(((?:tgi_|vllm:)\w+)", expression))
+        grown = set(re.findall(r"\b(?:rate|increase)\(((?:tgi_|vllm:|weft_)\w+)", expression))
         growing = {name for name in names_in(expression) if FAMILIES[family_of(name)].kind is not Kind.GAUGE}
         assert grown == growing, expression
 
@@ -180,7 +180,7 @@ def check_page(page: str) -> None:
 @pytest.mark.slow
 def test_promtool_reads_the_page() -> None:
     facts = ModelFacts("simulated", "cpu", "float32", 512, 4096, 16, 64)
-    check_page(Tally(Scheduler(Policy(), facts), LIMITS, 1).page(is_ready=True, has_shards=True))
+    check_page(Tally(Scheduler(Policy(), facts), LIMITS, 1, adapters=True).page(is_ready=True, has_shards=True))
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler
 
 from router.config import RouterConfig
 from router.errors import AdapterMissing, Cancelled, NotReady
+from router.http.adapters import AdapterRoutes
 from router.http.clouds import Clouds
 from router.http.completions import Completions
 from router.http.cors import allow_origins
@@ -48,7 +49,8 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
     house = House(engine, validator, config, about, Outbox())
     tgi, chats, completions = Tgi(house), OpenAi(house), Completions(house)
     for part in (tgi, chats, completions, Tokens(house), Facts(house), Clouds(house, tgi, chats, completions),
-                 Docs(), Metrics(engine), Requests(engine), Probes(engine.ailment, lambda: None)):
+                 AdapterRoutes(house), Docs(), Metrics(engine, takes_json=config.compat == "lorax"), Requests(engine),
+                 Probes(engine.ailment, lambda: None)):
         app.add_routes(part.routes())
     allow_origins(app, config.cors_allow_origin)
     return app

@@ -1,8 +1,8 @@
 """Asks a server that speaks OpenAI's dialect, and hears the answer as it comes. Knows no terminal."""
 
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -107,7 +107,7 @@ class Chat:
     async def _parts(self, answer: Answer) -> AsyncIterator[str]:
         told = [{"role": "system", "content": self.system}] if self.system else []
         body = self._order.body(told + self.messages)
-        try:
+        with on_the_way_to(self._order.url):
             async with (aiohttp.ClientSession(timeout=PATIENCE, headers=self._headers) as session,
                         session.post(self._order.address, json=body) as response):
                 await check_status(response)
@@ -115,13 +115,19 @@ class Chat:
                     answer.num_tokens = (chunk.get("usage") or {}).get("completion_tokens", answer.num_tokens)
                     if part := content(chunk):
                         yield part
-        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-            raise Failed(f"{self._order.url} is no address of a server, such as http://127.0.0.1:3000") from error
-        except aiohttp.ClientConnectorError as error:
-            raise Failed(f"cannot reach {self._order.url}: {error.os_error.strerror or error}; does the server run?"
-                         ) from error
-        except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
-            raise Failed(f"the connection to {self._order.url} broke off: {str(error) or 'it is silent'}") from error
+
+
+@contextmanager
+def on_the_way_to(url: str) -> Iterator[None]:
+    """What goes wrong there is Failed, in words."""
+    try:
+        yield
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
+        raise Failed(f"{url} is no address of a server, such as http://127.0.0.1:3000") from error
+    except aiohttp.ClientConnectorError as error:
+        raise Failed(f"cannot reach {url}: {error.os_error.strerror or error}; does the server run?") from error
+    except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
+        raise Failed(f"the connection to {url} broke off: {str(error) or 'it is silent'}") from error
 
 
 async def check_status(response: aiohttp.ClientResponse) -> None:

@@ -6,6 +6,7 @@ Knows nothing of how a request is answered.
 
 from dataclasses import dataclass
 
+from router.http.adapters import LoadAdapter, LoadLora, UnloadLora
 from router.http.body import Foreign
 from router.http.clouds import Instances
 from router.http.completions import Completion
@@ -21,6 +22,7 @@ class Entry:
     bodies: tuple[type[Foreign], ...] = ()  # one of these, or none
     streams: bool = False  # answers, or may answer, with server-sent events
     answer: str = "application/json"
+    refusals: tuple[str, ...] = ()  # statuses beyond those that any route of its kind may have
 
 
 GENERATING = (
@@ -39,6 +41,18 @@ GENERATING = (
     Entry("POST", "/chat_tokenize", "The prompt that the model's template makes of a chat, and its tokens.",
           (ChatRequest,)),
 )
+ADAPTERS = (
+    Entry("GET", "/v1/adapters", "The adapters that are known: what they are, and how things are with them.",
+          refusals=("422",)),
+    Entry("POST", "/v1/adapters", "Fetches an adapter anew and loads it; answers when it is there.", (LoadAdapter,),
+          refusals=("404", "409")),
+    Entry("DELETE", "/v1/adapters/{id}", "Forgets an adapter, which leaves as soon as nobody needs it.",
+          refusals=("409", "422")),
+    Entry("POST", "/v1/load_lora_adapter", "Loads an adapter, as clients of vLLM ask for it.", (LoadLora,),
+          answer="text/plain", refusals=("404", "409")),
+    Entry("POST", "/v1/unload_lora_adapter", "Forgets an adapter, as clients of vLLM ask for it.", (UnloadLora,),
+          answer="text/plain", refusals=("404", "409")),
+)
 TELLING = (
     Entry("GET", "/info", "The model, its limits and the version of the server."),
     Entry("GET", "/v1/models", "The model that is served, as clients of OpenAI ask for it."),
@@ -55,4 +69,4 @@ PROBES = (
     Entry("GET", "/live", "200 from any server that answers."),
     Entry("GET", "/startup", "How far the start of the shards is; 200 once it is over."),
 )
-SECTIONS = {"Generate": GENERATING, "Ask the server": TELLING, "Probes": PROBES}
+SECTIONS = {"Generate": GENERATING, "Adapters": ADAPTERS, "Ask the server": TELLING, "Probes": PROBES}

@@ -44,9 +44,11 @@ TYPES_BY_STATUS = {
     401: "unauthorized",
     404: "not_found",
     405: "method_not_allowed",
+    409: "conflict",
     413: "payload_too_large",
     415: "unsupported_media_type",
     422: "validation",
+    424: "adapter_failed",
 }
 
 

@@ -5,12 +5,14 @@ the metrics nor how failures come about.
 """
 
 import asyncio
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from router.errors import (
+    AdapterFailed,
+    AdapterMissing,
     Cancelled,
     GenerationFailed,
     InvalidRequest,
@@ -20,6 +22,7 @@ from router.errors import (
     TimedOut,
     ToolsFailed,
 )
+from router.http.body import json_answer
 from router.http.headers import CAME, REQUEST_ID
 from router.meters import CONTENT_TYPE
 from router.tally import RequestTally, Tally
@@ -34,6 +37,8 @@ ERRORS: dict[type[BaseException], str] = {
     Overloaded: "overloaded",
     NotReady: "overloaded",
     GenerationFailed: "generation",
+    AdapterMissing: "generation",
+    AdapterFailed: "generation",
     TimedOut: "timeout",
     Cancelled: "dropped",
     ConnectionError: "dropped",
@@ -49,14 +54,32 @@ class Engine(Protocol):
 
 
 class Metrics:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, takes_json: bool = False) -> None:
+        """`takes_json`: who asks for JSON gets the page as LoRAX has it then."""
         self._engine = engine
+        self._takes_json = takes_json
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/metrics", self.metrics)]
 
-    async def metrics(self, _: web.Request) -> web.Response:
+    async def metrics(self, request: web.Request) -> web.Response:
+        if self._takes_json and request.headers.get("Accept") == "application/json":
+            return json_answer(as_json(self._engine.metrics()))
         return web.Response(body=self._engine.metrics().encode(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def as_json(page: str) -> dict[str, Any]:
+    """Each family with its type, and its samples as they are written."""
+    told: dict[str, Any] = {}
+    data: list[dict[str, Any]] = []
+    for line in page.splitlines():
+        if line.startswith("# TYPE "):
+            name, kind = line.split()[2:]
+            told[name] = {"type": kind, "data": (data := [])}
+        elif not line.startswith("#"):
+            key, _, value = line.rpartition(" ")
+            data.append({"key": key, "value": float(value)})
+    return told
 
 
 def count_requests(tally: RequestTally) -> Middleware:

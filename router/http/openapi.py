@@ -18,7 +18,9 @@ ERROR = {"type": "object", "required": ["error", "error_type"],
 REFUSALS = {
     "400": "The body is no JSON.",
     "401": "A key is needed.",
+    "404": "There is nothing of this name.",
     "408": "Its time ran out before it had a token.",
+    "409": "It stays as it is.",
     "413": "The body is too long.",
     "415": "The body is not sent as JSON.",
     "422": "Something in it is not as it must be.",
@@ -26,6 +28,8 @@ REFUSALS = {
     "429": "There is no room for it now.",
     "503": "No shards are ready.",
 }
+
+USUAL = REFUSALS.keys() - {"404", "409"}  # where there is a body
 
 
 def document() -> dict[str, Any]:
@@ -70,10 +74,10 @@ def answers(entry: Entry) -> dict[str, Any]:
     good: dict[str, Any] = {"description": "As asked."}
     if kinds:
         good["content"] = {kind: {} for kind in kinds}
-    bad = REFUSALS if entry.bodies else {code: REFUSALS[code] for code in ("401", "503")}
+    bad = set(USUAL if entry.bodies else ("401", "503")) | set(entry.refusals)
     if "{id}" in entry.path:
-        bad = {**bad, "404": "There is no such request."}
-    return {"200": good, **{code: refusal(text) for code, text in bad.items()}}
+        bad.add("404")
+    return {"200": good, **{code: refusal(REFUSALS[code]) for code in sorted(bad)}}
 
 
 def refusal(text: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ that are settings are not told here.
 
 from typing import Any
 
+from router.adapters import LONGEST_NAME
 from router.grammar import JSON_TYPES
 from router.validation import MAX_SALT_CHARACTERS, MAX_STOP_CHARACTERS, MOST_PRIORITY
 
@@ -19,6 +20,7 @@ SOME: Range = {"minimum": 1}
 ONE: Range = {"minimum": 1, "maximum": 1}
 NONE: Range = {"maximum": 0}
 TEXT: Range = {"minLength": 1}
+NAME: Range = {"minLength": 1, "maxLength": LONGEST_NAME}
 STOP_STRING: Range = {"minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 STOP: Range = {**STOP_STRING, "items": {"type": "string", **STOP_STRING}}
 GRAMMAR: Range = {"anyOf": [
@@ -63,6 +65,8 @@ RANGES: dict[str, dict[str, Range]] = {
         "logprobs": NONE,
         "echo": {"enum": [False, None]},
     },
+    "LoadAdapter": {"id": NAME, "alias": NAME},
+    "LoadLora": {"lora_name": NAME, "lora_path": NAME},
 }
 
 

@@ -186,8 +186,10 @@ def test_gauges_say_how_it_stands(tmp_path: Any) -> None:
         assert samples["tgi_batch_current_max_tokens"] == 64
         assert samples["vllm:kv_cache_usage_perc"] == 4 / 256
         assert samples['vllm:cache_config_info{block_size="16",num_gpu_blocks="256"}'] == 1
+        assert [samples[f'weft_adapters{{state="{state}"}}'] for state in ("coming", "here", "leaving")] == [0, 0, 0]
         adapters = [name for name in samples if name.startswith("vllm:lora_requests_info")]
-        assert adapters == ['vllm:lora_requests_info{max_lora="0",running_lora_adapters="",waiting_lora_adapters=""}']
+        assert adapters == [
+            'vllm:lora_requests_info{max_lora="1024",running_lora_adapters="",waiting_lora_adapters=""}']
         for stream in streams:
             stream.close()
         weft.gate.open()
@@ -254,6 +256,9 @@ COUNTED: dict[str, float] = {
     "tgi_request_inter_token_duration_count": NUM_TOKENS - len(PROMPTS),
     "tgi_batch_next_size_sum": len(ACCEPTED),
     "tgi_request_skipped_tokens_sum": 0,
+    "weft_adapter_unloads": 0,
+    **{f'weft_adapter_loads{{outcome="{outcome}"}}': 0 for outcome in ("ok", "failed")},
+    **{f'weft_adapter_{name}{{adapter="other"}}': 0 for name in ("requests", "generated_tokens")},
 }
 STEPS = {f'tgi_batch_inference_{name}{{method="{method}"}}' for name in ("count", "success")
          for method in ("prefill", "decode")}

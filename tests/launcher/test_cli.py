@@ -92,7 +92,7 @@ def test_a_flag_wins_over_its_variable(given: Callable[..., Any], monkeypatch: p
 @pytest.mark.parametrize(("arguments", "line"), [
     (("serve", "--prot", "80"), "weft: Unknown option: --prot. Did you mean --port?"),
     (("serv",), 'weft: Unknown command "serv". Did you mean "serve"? Available commands: serve, chat, download, '
-                'replay, simulate, tune, doctor, migrate.'),
+                'replay, simulate, tune, doctor, migrate, ...'),
     (("serve", "--port", "no"), 'weft: Invalid value for --port: unable to convert "no" into int.'),
     (("serve", "--port", "70000"), 'weft: Invalid value "70000" for --port. Must be <= 65535.'),
     (("serve", "/no/model"), "weft: there is no folder /no/model"),
@@ -178,6 +178,24 @@ def test_a_chat_is_a_module_of_the_router_that_gets_the_key_by_a_variable(
     assert weft("chat", "--url", "http://loom", "--max-tokens", "5", "--api-key", "sk-loom")[0] == 0
     assert heard == [("router.http.client", {"WEFT_API_KEY": "sk-loom"}, {
         "url": "http://loom", "model": "", "system": "", "max_tokens": 5, "temperature": None, "seed": None})]
+
+
+@pytest.mark.parametrize(("words", "secrets", "order"), [
+    (("ls", "--json"), {}, {"do": "ls", "as_json": True}),
+    (("load", "org/a", "--source", "hub", "--alias", "a", "--token", "hf-loom"), {"WEFT_ADAPTER_TOKEN": "hf-loom"},
+     {"do": "load", "adapter": "org/a", "source": "hub", "alias": "a", "as_json": False}),
+    (("load", "org/a"), {"WEFT_ADAPTER_TOKEN": ""},
+     {"do": "load", "adapter": "org/a", "source": "", "alias": "", "as_json": False}),
+    (("unload", "org/a"), {}, {"do": "unload", "adapter": "org/a", "as_json": False})])
+def test_adapters_of_a_server_are_the_affair_of_a_module_that_gets_secrets_by_variables(
+        weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], secrets: dict[str, str],
+        order: dict[str, Any]) -> None:
+    heard: list[Any] = []
+    monkeypatch.setenv("WEFT_API_KEY", "sk-loom")
+    monkeypatch.setattr(cli, "run_module", lambda name, secrets, /, **order: heard.append((name, secrets, order)))
+    assert weft("adapters", *words)[0] == 0
+    assert heard == [("router.http.adapters_client", {"WEFT_API_KEY": "sk-loom", **secrets},
+                      {"url": "http://127.0.0.1:3000", **order})]
 
 
 def test_an_interrupt_is_left_to_the_child_and_then_ours_again() -> None:

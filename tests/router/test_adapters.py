@@ -1,6 +1,7 @@
 """Tests of router/adapters.py, with a store that follows a script."""
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -191,6 +192,75 @@ def test_a_name_that_is_forgotten_is_fetched_again() -> None:
     ("", "org/qwen", False), ("org/llama", "", False)])
 def test_an_adapter_of_another_model_is_told_by_its_last_name(base: str, model: str, other: bool) -> None:
     assert adapters.is_other_model(base, model) is other
+
+
+def test_a_name_goes_on_standing_for_what_it_did_if_what_is_new_cannot_be_loaded() -> None:
+    async def story(house: House) -> None:
+        async def load(resource: Resource) -> str:
+            return "" if resource.id == 1 else "it is broken"
+
+        old = await house.adapters.fetch(Named("a"), load)
+        house.store.digests["a"] = "d-a2"
+        for name in ("a", "b"):
+            with pytest.raises(AdapterFailed, match="it is broken"):
+                await house.adapters.fetch(Named(name), load)
+        assert [entry.version.digest for entry in house.adapters.known().values()] == [old.digest]
+    play(story)
+
+
+def test_an_adapter_may_be_called_otherwise_until_it_is_forgotten() -> None:
+    async def story(house: House) -> None:
+        await house.of("a")
+        house.adapters.call("loom", Named("a"))
+        assert (await house.of("loom")).name == "a"
+        assert house.adapters.names == {"loom": Named("a", "hub")}
+        assert house.adapters.forget(Named("loom"))
+        assert house.adapters.names == {}
+    play(story)
+
+
+def test_what_whoever_runs_the_server_has_named_keeps_its_name() -> None:
+    async def story(house: House) -> None:
+        await house.preload()
+        house.adapters.call("mine", Named("b"))
+        house.adapters.forget(Named("mine"))
+        assert house.adapters.names == {"mine": Named("a", "hub")}
+        assert house.adapters.stays(Named("a", "hub"))
+        assert not house.adapters.stays(Named("b", "hub"))
+    play(story, preloaded_adapter_ids=("mine=a",))
+
+
+def test_there_are_only_so_many_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(house: House) -> None:
+        monkeypatch.setattr(adapters, "MOST_KNOWN", 1)
+        house.adapters.call("loom", Named("a"))
+        house.adapters.call("loom", Named("b"))
+        with pytest.raises(InvalidRequest, match="there are 1 names of adapters already"):
+            house.adapters.call("other", Named("a"))
+        with pytest.raises(InvalidRequest, match="`alias` must be a name"):
+            house.adapters.call("", Named("a"))
+    play(story)
+
+
+def test_a_version_is_known_to_shards_as_long_as_anybody_has_it() -> None:
+    async def story(house: House) -> None:
+        kept = await house.of("a")
+        version = house.adapters.known()[Named("a", "hub")].version
+        assert house.adapters.resource(version) == kept.resource
+        del kept
+        gc.collect()
+        assert house.adapters.resource(version) is None
+    play(story)
+
+
+def test_who_borrows_hears_whether_the_name_is_private() -> None:
+    async def story(house: House) -> None:
+        parts = (Named("a"), Named("secret", token="key"))
+        for wanted, private in ((parts[0], False), (parts[1], True), (Merged(parts, (1.0, 1.0)), True)):
+            borrowed = await house.adapters.of(wanted)
+            assert borrowed is not None
+            assert borrowed.is_private is private
+    play(story)
 
 
 def test_several_are_merged_by_their_versions() -> None:

@@ -1,9 +1,11 @@
 """The loop, against simulated shards over real gRPC. What the tokens are is tested in tests/e2e."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hearing import Heard, ask
+from measuring import read
 from serving import play, weft
 
 from router import engine, health
@@ -13,6 +15,7 @@ from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, Tim
 from router.recording import Recording
 from router.replay import Replay
 from router.request import ANYONE, FinishReason
+from router.residents import Standing
 from router.shards import Shards, ShardsLost
 from router.shelf import Shelf
 from router.story import RUNNING, Cause
@@ -578,4 +581,77 @@ def test_whole_houses_do_not_meet(tmp_path):
         (tmp_path / "other").mkdir()
         async with weft(tmp_path / "other", seed=1) as other:
             await asyncio.gather(one.hear_right(ask()), other.hear_right(ask()))
+    play(story, tmp_path)
+
+
+# -- adapters that no request needs
+
+
+def adapter(weft, source="a", takes=100):
+    return weft.engine.resources.of("adapter", source, takes)
+
+
+def test_an_adapter_is_loaded_for_nobody_and_leaves_when_it_is_dropped(tmp_path):
+    async def story(weft):
+        resource = adapter(weft)
+        assert [await weft.engine.load(resource) for _ in range(2)] == ["", ""]
+        assert weft.engine.adapter_states() == {resource: Standing("here", 0)}
+        assert weft.engine.resources.num_loads("a") == weft.calls["Load"] == 1
+        removed = weft.watch("removed")
+        weft.engine.unload(resource)
+        assert await removed.get() == resource
+        assert weft.engine.adapter_states() == {}
+        samples = read(weft.engine.metrics())
+        assert (samples['weft_adapter_loads{outcome="ok"}'], samples["weft_adapter_unloads"]) == (1, 1)
+        assert samples["weft_adapter_load_seconds_count"] == 1
+    play(story, tmp_path)
+
+
+def test_why_an_adapter_cannot_be_loaded_is_returned(tmp_path):
+    async def story(weft):
+        assert "takes no KIND_ADAPTER" in await weft.engine.load(adapter(weft))
+        assert "takes 5,000 bytes" in await weft.engine.load(adapter(weft, "large", 5000))
+        assert weft.engine.resources.num_loads("a") == 0
+    play(story, tmp_path, adapters=False, adapter_bytes=1000)
+
+
+@pytest.mark.slow
+def test_a_loss_of_the_shards_only_makes_loading_take_longer(tmp_path):
+    async def story(weft):
+        assert await weft.engine.load(adapter(weft)) == ""
+        assert weft.engine.resources.num_loads("a") == 1
+    play(story, tmp_path, faults="die@load:1")
+
+
+def test_what_could_not_be_loaded_may_be_the_next_time(tmp_path):
+    async def story(weft):
+        assert [await weft.engine.load(adapter(weft)) for _ in range(2)] == ["told to refuse", ""]
+    play(story, tmp_path, faults="refuse@load:1")
+
+
+def test_an_adapter_that_fits_no_more_after_a_loss_is_told(tmp_path):
+    async def story(weft):
+        await weft.ranks.pop().kill()
+        loading = asyncio.create_task(weft.engine.load(adapter(weft, takes=900)))
+        await asyncio.sleep(0)
+        weft._configs = [replace(config, simulated=replace(config.simulated, adapter_bytes=500))
+                         for config in weft._configs]
+        weft.ranks = weft._new_ranks()
+        for rank in weft.ranks:
+            await rank.start()
+        assert "there are 500 for adapters" in await loading
+        assert weft.core._queue.aside == {}
+    play(story, tmp_path, adapter_bytes=1000)
+
+
+def test_stopping_tells_whoever_waits_for_an_adapter(tmp_path):
+    async def story(weft):
+        await weft.ranks.pop().kill()
+        loading = asyncio.create_task(weft.engine.load(adapter(weft)))
+        await asyncio.sleep(0)
+        await weft.engine.stop()
+        with pytest.raises(NotReady):
+            await loading
+        with pytest.raises(NotReady):
+            await weft.engine.load(adapter(weft))
     play(story, tmp_path)

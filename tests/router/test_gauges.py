@@ -1,11 +1,13 @@
 """What gauges say of a core as it stands."""
 
+from dataclasses import replace
+
 import pytest
 
 from router import gauges
 from router.messages import Answer, AnswerRow, ModelFacts
 from router.policy import Policy
-from router.request import Request
+from router.request import Request, Resource
 from router.scheduler import Scheduler
 from router.trials import Loss
 
@@ -77,3 +79,17 @@ def test_health_is_one_or_zero(is_ready: bool, has_shards: bool) -> None:
 
 def test_there_is_one_line_about_adapters() -> None:
     assert gauges.of_adapters(1.75e9) == {"vllm:lora_requests_info": {("0", "", ""): 1.75e9}}
+
+
+def test_adapters_are_counted_by_how_things_are_with_them_and_named_by_who_goes_by_them() -> None:
+    core = Scheduler(Policy(max_active_adapters=3, look_ahead=1), FACTS)
+    core.shards_ready(replace(FACTS, adapter_bytes=1000), 1, 0.0)
+    for number, name in ((1, "b"), (1, "a"), (2, "c"), (2, "")):
+        core.submit(Request(str(number), (1,), 8, adapter=Resource("adapter", number, 100), adapter_name=name), 0.0)
+    core.expire(0.0)
+    core.available(Resource("adapter", 1, 100), 0.0)
+    step(core)
+    assert gauges.of_residents(core, 5.0) == {
+        "weft_adapters": {("coming",): 1, ("here",): 1, ("leaving",): 0},
+        "weft_adapter_bytes": {(): 200},
+        "vllm:lora_requests_info": {("3", "a,b", "c"): 5.0}}

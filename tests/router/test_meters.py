@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.meters import CONTENT_TYPE, Family, Kind, Meters
+from router.meters import CONTENT_TYPE, OTHER, Family, Kind, Meters
 
 SECONDS = Family("seconds", Kind.HISTOGRAM, "Took.", bounds=(0.25, 1.0, 2.5))
 
@@ -76,6 +76,35 @@ def test_labels_may_say_anything():
     family = Family("looms", Kind.GAUGE, "Here.", ("of", "in"))
     strange = 'a "b"\\\n{},='
     assert page_of(family, gauges={"looms": {(strange, ""): 1}}) == {("looms", ("in", ""), ("of", strange)): 1}
+
+
+def test_two_labels_have_a_meter_for_each_pair():
+    family = Family("knots", Kind.COUNTER, "Tied.", ("by", "how"), ("hand", "foot"), second=("well", "badly"))
+    meters = Meters([family])
+    meters.counter("knots", "foot", "badly").add()
+    assert meters.page({}).splitlines()[2:] == [
+        'knots{by="hand",how="well"} 0', 'knots{by="hand",how="badly"} 0', 'knots{by="foot",how="well"} 0',
+        'knots{by="foot",how="badly"} 1']
+
+
+def test_values_that_come_as_they_come_are_only_so_many():
+    meters = Meters([Family("knots", Kind.COUNTER, "Tied.", ("by",), most=2)])
+    for name in ('a "b"', "c", "d", "c", OTHER, "e"):
+        meters.counter_for("knots", name).add()
+    assert samples(meters.page({})) == {
+        ("knots_total", ("by", OTHER)): 3, ("knots_total", ("by", 'a "b"')): 1, ("knots_total", ("by", "c")): 2}
+
+
+def test_a_twin_says_the_same_under_another_name():
+    meters = Meters([SECONDS, Family("knots", Kind.COUNTER, "Tied knots.", ("by",), ("knots",))])
+    meters.histogram("seconds").observe(0.5)
+    plain, both = meters.page({}), meters.page({}, {"knots": "ties", "seconds": "ticks"})
+    assert both.startswith(plain.partition("# HELP knots")[0])
+    told = samples(both)
+    assert {(name.replace("ties", "knots").replace("ticks", "seconds"), *labels): value
+            for (name, *labels), value in told.items()} == samples(plain)
+    assert len(told) == 2 * len(samples(plain))
+    assert '# HELP ties Tied knots.\n# TYPE ties counter\nties{by="knots"} 0\n' in both
 
 
 def test_families_come_in_their_order_each_with_help_and_type():

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from router.meters import Family, Kind
-from router.metrics import DURATIONS, families, hundredths
+from router.metrics import DURATIONS, LORAX, families, hundredths
 from router.prompts import Limits
 
 LIMITS = Limits(max_input_tokens=1000, max_total_tokens=4000)
-FAMILIES = {family.name: family for family in families(LIMITS, 3)}
+FAMILIES = {family.name: family for family in families(LIMITS, 3, adapters=True)}
 PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
 BUCKETS = {"D": DURATIONS, "S": tuple(range(1, 1025)), "P": hundredths(1000), "L": hundredths(4000), "T": (0, 1, 2),
            "": ()}
@@ -93,7 +93,8 @@ def listed() -> dict[str, tuple[str, str, str]]:
 
 def as_written(family: Family) -> tuple[str, str]:
     if family.values:
-        return family.kind, f"`{family.labels[0]}`: {', '.join(family.values)}"
+        pairs = zip(family.labels, (family.values, family.second), strict=False)
+        return family.kind, "; ".join(f"`{label}`: {', '.join(values)}" for label, values in pairs)
     return family.kind, ", ".join(f"`{label}`" for label in family.labels)
 
 
@@ -108,6 +109,48 @@ def test_the_page_lists_every_metric_with_type_labels_and_buckets() -> None:
 def test_the_page_explains_every_error() -> None:
     explained = re.findall(r"^\| `(\w+)` \| [^|]+ \|$", PAGE, re.MULTILINE)
     assert explained == ["err", *FAMILIES["tgi_request_failure"].values]
+
+
+# What its router registers, of what we measure.
+LORAX_HAS = {
+    "lorax_request_count": ("counter", "", ""),
+    "lorax_request_success": ("counter", "", ""),
+    "lorax_request_failure": ("counter", "err", ""),
+    "lorax_request_duration": ("histogram", "", "D"),
+    "lorax_request_validation_duration": ("histogram", "", "D"),
+    "lorax_request_queue_duration": ("histogram", "", "D"),
+    "lorax_request_inference_duration": ("histogram", "", "D"),
+    "lorax_request_mean_time_per_token_duration": ("histogram", "", "D"),
+    "lorax_request_input_length": ("histogram", "", "P"),
+    "lorax_request_generated_tokens": ("histogram", "", "L"),
+    "lorax_request_max_new_tokens": ("histogram", "", "L"),
+    "lorax_request_skipped_tokens": ("histogram", "", "T"),
+    "lorax_queue_length": ("gauge", "", ""),
+    "lorax_batch_current_size": ("gauge", "", ""),
+    "lorax_batch_current_max_tokens": ("gauge", "", ""),
+    "lorax_batch_next_size": ("histogram", "", "S"),
+    "lorax_batch_concat": ("counter", "reason", ""),
+    "lorax_batch_inference_count": ("counter", "method", ""),
+    "lorax_batch_inference_success": ("counter", "method", ""),
+    "lorax_batch_inference_failure": ("counter", "method", ""),
+    "lorax_batch_inference_duration": ("histogram", "method", "D"),
+}
+
+
+def test_what_dashboards_of_lorax_ask_for_is_ours_under_another_name() -> None:
+    assert set(LORAX.values()) == set(LORAX_HAS)
+    for name, twin in LORAX.items():
+        kind, label, buckets = LORAX_HAS[twin]
+        family = FAMILIES[name]
+        assert (family.kind, ",".join(family.labels), family.bounds) == (kind, label, BUCKETS[buckets]), twin
+
+
+def test_the_page_names_each_that_lorax_calls_otherwise() -> None:
+    """Where only the beginning differs it is named by ours."""
+    others = {twin for name, twin in LORAX.items() if twin.removeprefix("lorax_") != name.removeprefix("tgi_")}
+    assert all(f"`{name}`" in PAGE for name in others)
+    told = PAGE.partition("## Under the names of LoRAX")[2]
+    assert {name for name in LORAX if f"`{name}`" in told} == set(LORAX)
 
 
 def test_no_name_has_an_ending_of_newer_formats_and_every_help_is_a_line() -> None:

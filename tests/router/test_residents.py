@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -227,6 +228,127 @@ def test_what_is_wanted_for_nobody_comes_and_is_the_first_to_leave() -> None:
     assert house.carry_out() == [Remove(A)]
 
 
+def test_what_is_wanted_comes_though_a_request_for_it_left() -> None:
+    house = House()
+    house.core.want(A, 0.0)
+    house.core.cancel(house.ask(A), 0.0)
+    assert house.carry_out() == [Bring(A)]
+
+
+def test_what_is_wanted_while_it_leaves_comes_again() -> None:
+    house = House()
+    house.serve(A)
+    house.core.drop(A, 0.0)
+    assert house.moves() == [Remove(A)]
+    house.core.want(A, 0.0)
+    assert house.moves() == []
+    house.core.removed(A, 0.0)
+    assert house.carry_out() == [Bring(A)]
+
+
+def test_what_is_wanted_comes_again_after_a_loss_and_not_after_it_failed() -> None:
+    house = House()
+    house.core.want(A, 0.0)
+    house.moves()
+    house.core.shards_lost(0.0, Loss.DEATH)
+    house.core.shards_ready(FACTS, 2, 0.0)
+    assert house.moves() == [Bring(A)]
+    house.core.unavailable(A, "it is broken", 0.0)
+    assert house.moves() == []
+
+
+def test_what_is_dropped_leaves_when_nobody_in_the_house_needs_it() -> None:
+    house = House(max_batch_size=1)
+    runs, waits = house.ask(A, output=2), house.ask(A)
+    house.carry_out()
+    house.step()
+    house.core.drop(A, 0.0)
+    assert house.moves() == []
+    assert house.step() == (runs,)
+    assert house.moves() == []
+    assert house.step() == (waits,)
+    assert house.carry_out() == [Remove(A)]
+    assert house.core.adapters == {}
+
+
+def test_what_is_dropped_on_its_way_leaves_as_soon_as_it_came() -> None:
+    house = House()
+    house.core.want(A, 0.0)
+    assert house.moves() == [Bring(A)]
+    house.core.drop(A, 0.0)
+    house.core.available(A, 0.0)
+    assert house.moves() == [Remove(A)]
+
+
+def test_what_is_dropped_before_it_is_on_its_way_does_not_come() -> None:
+    house = House()
+    house.core.want(A, 0.0)
+    house.core.drop(A, 0.0)
+    assert house.moves() == []
+
+
+def test_to_drop_what_is_not_there_or_stays_does_nothing() -> None:
+    house, stays = House(), adapter(9, stays=True)
+    house.core.available(stays, 0.0)
+    for resource in (A, stays):
+        house.core.drop(resource, 0.0)
+    assert house.moves() == []
+    assert {resource: standing.state for resource, standing in house.core.adapters.items()} == {stays: "here"}
+    house.serve(A)
+    assert house.moves() == []
+
+
+def test_who_comes_for_what_is_dropped_keeps_it() -> None:
+    house = House()
+    house.ask(A, output=2)
+    house.carry_out()
+    house.step()
+    house.core.drop(A, 0.0)
+    house.ask(A)
+    for _ in range(3):
+        house.step()
+    assert house.moves() == []
+
+
+def test_what_is_dropped_is_not_opened_again_for_want_of_others() -> None:
+    house = House(max_active_adapters=1, adapter_cycle_seconds=0.0)
+    number = house.ask(A, output=2)
+    house.carry_out()
+    plan = house.core.plan(0.0)
+    house.core.cancel(number, 0.0)
+    house.core.drop(A, 0.0)
+    waits = house.ask(B)
+    assert house.moves() == []
+    house.core.cancel(waits, 0.0)
+    house.ask(None, grammar=Resource("grammar", 1))
+    assert house.moves() == [Bring(Resource("grammar", 1))]
+    house.core.complete(plan.order, Answer(1, 0.01, {number: AnswerRow((9,), (0.0,))}, {}), {}, 0.0)  # type: ignore[union-attr]
+    assert house.moves() == [Remove(A)]
+
+
+def test_how_things_are_with_adapters_is_told() -> None:
+    house = House(max_active_adapters=2, adapter_cycle_seconds=0.0)
+    told = lambda: {r.id: (standing.state, standing.num_users) for r, standing in house.core.adapters.items()}  # noqa: E731
+    assert told() == {}
+    house.ask(A, output=9, grammar=None)
+    house.ask(A, output=9)
+    house.moves()
+    assert told() == {1: ("coming", 2)}
+    house.core.available(A, 0.0)
+    house.step()
+    house.serve(B)
+    house.ask(C)
+    house.ask(adapter(4))
+    house.moves()
+    assert told() == {1: ("leaving", 2), 2: ("leaving", 0), 3: ("absent", 1), 4: ("absent", 1)}
+
+
+def test_a_misfit_is_told_before_it_is_wanted() -> None:
+    house = House()
+    assert "takes 1,001 bytes" in house.core.misfit(adapter(1, 1001))
+    assert house.core.misfit(A) == ""
+
+
 def test_after_a_death_everything_comes_again_and_after_a_reset_what_was_on_its_way() -> None:
     house = House()
     house.ask(A, output=5)
@@ -311,3 +433,19 @@ def test_a_crowd_with_more_adapters_than_places() -> None:
 @pytest.mark.timeout(900)
 def test_a_large_crowd_with_more_adapters_than_places() -> None:
     check_crowd(crowded_world(2, requests=20_000, adapters=200, places=16), 200, 16)
+
+
+@pytest.mark.slow
+def test_a_crowd_in_which_adapters_are_wanted_and_dropped_all_the_time() -> None:
+    """Nobody notices, and whoever plays it again decides the same."""
+    world, rng = crowded_world(3, requests=600, adapters=60, places=16), random.Random(3)
+
+    def call(name: str) -> None:
+        if world.core_is_ready:
+            world._call(name, Resource("adapter", rng.randint(1, 60), takes=100), world.now)
+            world._pump()
+
+    for turn in range(400):
+        world.at(turn / 100, partial(call, rng.choice(("want", "drop", "drop"))))
+    check_crowd(world, 60, 16)
+    world.check_replay()

@@ -5,6 +5,9 @@ import gc
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+import pytest
+
+from router import resources
 from router.meeting import Meeting
 from router.messages import Bring, ModelFacts, Remove
 from router.request import Resource
@@ -44,10 +47,12 @@ class House:
     def __init__(self) -> None:
         self.ranks = Ranks()
         self.heard: list[tuple[str, int, str]] = []
+        self.took: list[tuple[str, float, str]] = []
         self.resources = Resources(self.ranks, Told(
             lambda resource: self.heard.append(("here", resource.id, "")),
             lambda resource, why: self.heard.append(("failed", resource.id, why)),
-            lambda resource: self.heard.append(("removed", resource.id, ""))))
+            lambda resource: self.heard.append(("removed", resource.id, "")),
+            lambda resource, seconds, why: self.took.append((resource.kind, seconds, why))))
 
     async def meet(self, epoch: int, loaded: Iterable[Resource] = (), leftovers: Iterable[Resource] = ()) -> None:
         everywhere = frozenset(loaded)
@@ -173,6 +178,31 @@ def test_shards_that_go_away_are_nobodys_fault() -> None:
         house.ranks.are_gone = True
         await house.bring("a")
         assert house.heard == []
+    play(story)
+
+
+def test_loads_of_adapters_are_counted_by_source_and_told_with_the_time_they_took() -> None:
+    async def story(house: House) -> None:
+        resource = house.resources.of("adapter", "a")
+        for reason in ("", "no", ""):
+            house.ranks.reason = reason
+            house.resources.carry_out([Bring(resource)])
+            await house.settle()
+        await house.bring("a grammar")
+        assert (house.resources.num_loads("a"), house.resources.num_loads("a grammar")) == (2, 0)
+        assert [(kind, reason) for kind, _, reason in house.took] == [
+            ("adapter", ""), ("adapter", "no"), ("adapter", ""), ("grammar", "")]
+        assert all(seconds >= 0 for _, seconds, _ in house.took)
+    play(story)
+
+
+def test_of_loads_only_so_many_sources_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(house: House) -> None:
+        monkeypatch.setattr(resources, "MOST_COUNTED", 2)
+        for source in ("a", "b", "a", "c"):
+            house.resources.carry_out([Bring(house.resources.of("adapter", source))])
+            await house.settle()
+        assert [house.resources.num_loads(source) for source in "abc"] == [2, 0, 1]
     play(story)
 
 

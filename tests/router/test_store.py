@@ -65,3 +65,15 @@ def test_without_a_question_there_is_no_process() -> None:
     async def story(store: Store) -> None:
         assert store._process is None
     play(story)
+
+
+@pytest.mark.slow
+def test_it_runs_on_the_loop_that_the_router_runs_on() -> None:
+    """It takes fewer settings of a process than asyncio's own."""
+    async def told() -> None:
+        store = Store([sys.executable, "-c", SCRIPT], "secret")
+        assert (await store.ask(op="fetch"))["token"] == "secret"
+        await store.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(told())

@@ -9,7 +9,7 @@ from router.messages import Answer, AnswerRow, Chunk, Concat, Decode, Filter, Me
 from router.messages import Prefill as PrefillMessage
 from router.policy import Policy
 from router.prompts import Limits
-from router.request import Request
+from router.request import Request, Resource
 from router.scheduler import Scheduler
 from router.story import Cause, Story
 from router.tally import Tally
@@ -26,10 +26,10 @@ P = '{method="prefill"}'
 class Counted:
     """A tally, the core that it looks at, and what the page says."""
 
-    def __init__(self, tokens_per_step=1, **policy):
+    def __init__(self, tokens_per_step=1, *, adapters=False, lorax=False, **policy):
         self.core = Scheduler(Policy(**policy), FACTS)
         self.core.shards_ready(FACTS, 1, 0.0)
-        self.tally = Tally(self.core, Limits(1000, 4000), tokens_per_step)
+        self.tally = Tally(self.core, Limits(1000, 4000), tokens_per_step, adapters=adapters, lorax=lorax)
         self.requests, self.steps = self.tally.requests, self.tally.steps
 
     def page(self):
@@ -241,3 +241,38 @@ def test_who_pauses_is_stalled_for_the_whole_step():
     counted.running(3)
     counted.steps.answered(prefill(1), answer(1, seconds=0.5), 0.6, 0.0)
     assert counted["tgi_batch_stall_duration_sum"] == 0.5
+
+
+# -- adapters
+
+
+def going_by(name):
+    return Request("0", (1,) * 15, 81, adapter=Resource("adapter", 1), adapter_name=name)
+
+
+def test_requests_and_tokens_are_counted_by_adapter_and_those_without_a_name_together():
+    counted = Counted(adapters=True)
+    for name in ("org/a", "org/a", "", None):
+        counted.requests.entered(Request("0", (1,), 1) if name is None else going_by(name))
+        counted.requests.closed(1, Account("0", "", 15, 0.0, lived(), num_generated=4, adapter=name))
+    samples = counted.page()
+    assert {name: value for name, value in samples.items() if name.startswith("weft_adapter_requests")} == {
+        'weft_adapter_requests{adapter="org/a"}': 2, 'weft_adapter_requests{adapter="other"}': 1}
+    assert samples['weft_adapter_generated_tokens{adapter="org/a"}'] == 8
+
+
+def test_where_no_adapters_are_served_nothing_is_told_of_them():
+    counted = Counted()
+    counted.requests.entered(going_by("org/a"))
+    assert not any(name.startswith("weft_adapter") for name in counted.page())
+
+
+def test_for_dashboards_of_lorax_the_same_is_told_under_its_names_too():
+    plain, both = Counted(), Counted(lorax=True)
+    for counted in (plain, both):
+        counted.requests.entered(Request("0", (1,) * 15, 81))
+        counted.requests.came.add()
+    samples = both.page()
+    assert (samples["lorax_request_count"], samples["lorax_request_input_length_sum"]) == (1, 15)
+    assert samples["lorax_queue_length"] == samples["tgi_queue_size"]
+    assert {name for name in samples if not name.startswith("lorax_")} == set(plain.page())

@@ -9,6 +9,8 @@ from measuring import check, failures, read
 
 from router.config import RouterConfig
 from router.errors import (
+    AdapterFailed,
+    AdapterMissing,
     Cancelled,
     GenerationFailed,
     InvalidRequest,
@@ -161,8 +163,31 @@ def test_the_page_is_there_until_the_last_has_ended(serve):
     serve(scenario)
 
 
+def test_clients_of_lorax_may_ask_for_json(serve):
+    async def scenario(client, engine):
+        await ask(client, "/generate")
+        answer = await client.get("/metrics", headers={"Accept": "application/json"})
+        assert answer.content_type == "application/json"
+        told = await answer.json()
+        assert told["tgi_request_count"] == {"type": "counter", "data": [{"key": "tgi_request_count", "value": 1}]}
+        assert {"key": 'tgi_request_failure{err="dropped"}', "value": 0} in told["tgi_request_failure"]["data"]
+        assert len(told["tgi_request_duration"]["data"]) == 38
+        plain = await client.get("/metrics", headers={"Accept": "text/plain"})
+        assert read(await plain.text()) == {
+            sample["key"]: sample["value"] for family in told.values() for sample in family["data"]}
+    serve(scenario, config=RouterConfig(compat="lorax"))
+
+
+def test_others_get_the_page_whatever_they_accept(serve):
+    async def scenario(client, engine):
+        answer = await client.get("/metrics", headers={"Accept": "application/json"})
+        assert answer.headers["Content-Type"] == CONTENT_TYPE
+    serve(scenario)
+
+
 @pytest.mark.parametrize(("error", "err"), [
     (TemplateFailed("no"), "template"), (ToolsFailed("no"), "validation"),
+    (AdapterMissing("no"), "generation"), (AdapterFailed("no"), "generation"),
     (asyncio.CancelledError(), "dropped"), (web.HTTPBadRequest(), "validation"),
     (web.HTTPRequestEntityTooLarge(1, 2), "validation"), (web.HTTPInternalServerError(), "incomplete"),
     (KeyError("a mistake"), "incomplete")])

@@ -1,0 +1,169 @@
+"""Adapters for those who run the server: which there are, and having one fetched, loaded and forgotten before requests
+name it. The routes of vLLM do the same in its words.
+
+Knows nothing of how an adapter is fetched, nor of when it leaves the shards. No token is told to anybody.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from aiohttp import web
+
+from router.adapters import Adapters, Entry, Named, check_name
+from router.errors import AdapterFailed, InvalidRequest
+from router.http.body import Foreign, json_answer, read_body
+from router.http.dialect import House
+from router.residents import ABSENT, Standing
+
+NOWHERE = Standing(ABSENT, 0)
+MOST_REPEATED = 200  # characters of a name that nobody knows
+
+
+class LoadAdapter(Foreign):
+    """Without a source it is the server's."""
+
+    id: str
+    source: str | None = None
+    api_token: str | None = None
+    alias: str | None = None
+
+
+class LoadLora(Foreign):
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+
+
+class UnloadLora(Foreign):
+    lora_name: str
+
+
+class AdapterRoutes:
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/adapters", self.list_known),
+            web.post("/v1/adapters", self.load),
+            web.delete("/v1/adapters/{id:.*}", self.unload),
+            web.post("/v1/load_lora_adapter", self.load_lora),
+            web.post("/v1/unload_lora_adapter", self.unload_lora),
+        ]
+
+    async def list_known(self, _: web.Request) -> web.Response:
+        known = self._adapters.known()
+        return json_answer({"object": "list", "data": [*self._told(known.items())]})
+
+    async def load(self, request: web.Request) -> web.Response:
+        asked = await read_body(request, LoadAdapter)
+        named = await self._load(Named(asked.id, asked.source, asked.api_token or ""), asked.alias)
+        entry = self._adapters.known().get(named)
+        if entry is None:
+            raise web.HTTPConflict(text=f"the adapter {named.name} was forgotten while it was loaded")
+        return json_answer(next(self._told([(named, entry)])))
+
+    async def unload(self, request: web.Request) -> web.Response:
+        name = request.match_info["id"]
+        self._unload(name)
+        return json_answer({"id": name, "object": "adapter", "deleted": True})
+
+    async def load_lora(self, request: web.Request) -> web.Response:
+        asked = await read_body(request, LoadLora)
+        name, path = asked.lora_name, asked.lora_path
+        if self._found(name) and not asked.load_inplace:
+            raise web.HTTPBadRequest(text=f"The lora adapter '{name}' has already been loaded. If you want to load the "
+                                          "adapter in place, set 'load_inplace' to True.")
+        await self._load(Named(path, "local" if path.startswith(("/", ".")) else None), name)
+        return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
+
+    async def unload_lora(self, request: web.Request) -> web.Response:
+        name = (await read_body(request, UnloadLora)).lora_name
+        self._unload(name)
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
+    # -- the inside
+
+    @property
+    def _adapters(self) -> Adapters:
+        adapters = self._house.validator.adapters
+        if adapters is None:
+            raise InvalidRequest("this model is served without adapters (--adapters)")
+        return adapters
+
+    async def _load(self, wanted: Named, alias: str | None) -> Named:
+        """As it is known."""
+        adapters, engine = self._adapters, self._house.engine
+        named = adapters.checked(wanted)
+        self._check_alias(alias, named)
+        if adapters.stays(named):
+            raise web.HTTPConflict(text=f"the adapter {named.name} was loaded at start and stays as it is")
+        before = adapters.known().get(named)
+        try:
+            await adapters.fetch(wanted, engine.load)
+        except AdapterFailed as error:
+            raise web.HTTPFailedDependency(text=str(error)) from None
+        if alias is not None:
+            adapters.call(alias, named)
+        if before is not None:
+            self._let_go(before)
+        return named
+
+    def _check_alias(self, alias: str | None, named: Named) -> None:
+        """The model and what was loaded at start keep their names."""
+        if alias is None:
+            return
+        check_name("alias", alias)
+        holder = self._adapters.names.get(alias)
+        if alias == self._house.about.name or (holder is not None and self._adapters.stays(holder) and holder != named):
+            raise web.HTTPConflict(text=f"`alias` {alias} is the name of something that stays")
+
+    def _unload(self, name: str) -> None:
+        found = self._found(name)
+        if not found:
+            raise web.HTTPNotFound(text=f"The lora adapter '{name[:MOST_REPEATED]}' cannot be found.")
+        if any(map(self._adapters.stays, found)):
+            raise web.HTTPConflict(text=f"the adapter {name} was loaded at start and stays")
+        for named in found:
+            entry = self._adapters.known().get(named)
+            self._adapters.forget(named)
+            if entry is not None:
+                self._let_go(entry)
+
+    def _found(self, name: str) -> list[Named]:
+        """What is called so, or comes under this name from whatever source."""
+        called = self._adapters.names.get(name)
+        known = [named for named in self._adapters.known() if named.name == name]
+        return known if called is None else [called]
+
+    def _let_go(self, entry: Entry) -> None:
+        """Unless another name stands for the same."""
+        if entry.version.folder not in {other.version.folder for other in self._adapters.known().values()}:
+            resource = self._adapters.resource(entry.version)
+            if resource is not None:
+                self._house.engine.unload(resource)
+
+    def _told(self, entries: Iterable[tuple[Named, Entry]]) -> Iterator[dict[str, Any]]:
+        states, aliases = self._house.engine.adapter_states(), self._adapters.names
+        for named, entry in entries:
+            version = entry.version
+            resource = self._adapters.resource(version)
+            standing = NOWHERE if resource is None else states.get(resource, NOWHERE)
+            yield {
+                "id": named.name,
+                "object": "adapter",
+                "alias": next((alias for alias, known in aliases.items() if known == named and alias != named.name),
+                              None),
+                "source": named.source,
+                "digest": version.digest,
+                "base": version.base,
+                "state": standing.state,
+                "bytes_on_disk": version.bytes,
+                "bytes_on_shard": version.takes,
+                "last_used": int(time.time() - (time.monotonic() - entry.used)),
+                "requests": standing.num_users,
+                "loads": self._house.engine.resources.num_loads(version.folder),
+                "private": version.is_private,
+                "stays": self._adapters.stays(named),
+            }

@@ -1,0 +1,264 @@
+"""Adapters by HTTP: over an engine with simulated shards, and a store that follows a script."""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from hearing import Heard, ask
+from serving import play as play_weft
+
+from router.adapters import Adapters
+from router.chat import plain_template
+from router.http.app import create_app
+from router.http.dialect import About
+from router.tenants import Keys
+from router.validation import Validator
+
+
+class Store:
+    """Holds versions by name; of `broken` there is none that is sound, and `secret` is for who has the token."""
+
+    def __init__(self) -> None:
+        self.versions = dict.fromkeys(("org/a", "org/b", "/looms/c"), "1")
+        self.questions: list[dict[str, Any]] = []
+
+    async def ask(self, **question: Any) -> Mapping[str, Any]:
+        self.questions.append(question)
+        return {} if question["op"] == "pin" else self._fetched(question["name"], question["token"])
+
+    def _fetched(self, name: str, token: str) -> Mapping[str, Any]:
+        if name == "broken":
+            return {"error": "it has no end", "kind": "invalid"}
+        if name == "secret" and token != "mine":
+            return {"error": "there is none", "kind": "forbidden"}
+        if name not in {*self.versions, "secret", "large"}:
+            return {"error": "there is none", "kind": "missing"}
+        digest = f"{name.rpartition('/')[2]}-{self.versions.get(name, 1)}"
+        return {"digest": digest, "folder": f"/versions/{digest}", "takes": 5000 if name == "large" else 40,
+                "bytes": 10, "base": "org/loom", "private": name == "secret"}
+
+    async def close(self) -> None:
+        pass
+
+
+class House:
+    def __init__(self, weft: Any, store: Store, client: TestClient[Any, Any]) -> None:
+        self.engine, self.store, self._client, self.weft = weft.engine, store, client, weft
+
+    async def ask(self, method: str, path: str, **body: Any) -> tuple[int, Any]:
+        answer = await self._client.request(method, path, json=body or None, headers=KEY)
+        text = await answer.text()
+        return answer.status, json.loads(text) if answer.content_type == "application/json" else text
+
+    async def load(self, name: str, **more: Any) -> dict[str, Any]:
+        status, told = await self.ask("POST", "/v1/adapters", id=name, **more)
+        assert status == 200, told
+        return told  # type: ignore[no-any-return]
+
+    async def listed(self) -> list[dict[str, Any]]:
+        status, told = await self.ask("GET", "/v1/adapters")
+        assert (status, told["object"]) == (200, "list")
+        return told["data"]  # type: ignore[no-any-return]
+
+    async def failed(self, method: str, path: str, **body: Any) -> tuple[int, str, str]:
+        status, told = await self.ask(method, path, **body)
+        return status, told["error_type"], told["error"]
+
+
+KEY = {"Authorization": "Bearer sk-loom"}
+Story = Callable[[House], Awaitable[None]]
+
+
+def play(story: Story, folder: Path, *, served: bool = True, **settings: Any) -> None:
+    async def told(weft: Any) -> None:
+        config, engine, store = weft.config, weft.engine, Store()
+        adapters = Adapters(config, store, engine.resources) if served else None
+        if adapters is not None:
+            await adapters.preload(engine.resources.keep)
+        with closing(Validator(config, engine.facts, weft.tokenizer, plain_template(), engine.resources.of,
+                               adapters=adapters)) as validator:
+            app = create_app(engine, validator, config, Keys.of(config), About("weft/loom"))
+            async with TestClient(TestServer(app, handler_cancellation=True)) as client:
+                await story(House(weft, store, client))
+    play_weft(told, folder, api_key="sk-loom", adapter_bytes=1000, **settings)
+
+
+def test_an_adapter_is_fetched_and_loaded_before_anybody_asks_for_it(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        told = await house.load("org/a")
+        assert abs(told.pop("last_used") - time.time()) < 30
+        assert told == {
+            "id": "org/a", "object": "adapter", "alias": None, "source": "hub", "digest": "a-1", "base": "org/loom",
+            "state": "here", "bytes_on_disk": 10, "bytes_on_shard": 40, "requests": 0, "loads": 1, "private": False,
+            "stays": False}
+        assert [adapter["id"] for adapter in await house.listed()] == ["org/a"]
+    play(story, tmp_path)
+
+
+def test_to_load_it_again_fetches_anew_and_the_old_version_leaves(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        await house.load("org/a")
+        assert (await house.load("org/a"))["loads"] == 1
+        house.store.versions["org/a"] = "2"
+        removed = house.weft.watch("removed")
+        assert (await house.load("org/a"))["digest"] == "a-2"
+        await removed.get()
+        assert [standing.state for standing in house.engine.adapter_states().values()] == ["here"]
+        assert house.store.questions[-1]["fresh"]
+    play(story, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "status", "error_type", "reason"), [
+    ("nobody/knows", 404, "model_not_found", "there is none"),
+    ("secret", 404, "model_not_found", "there is none"),
+    ("broken", 424, "adapter_failed", "it has no end"),
+    ("large", 424, "adapter_failed", "takes 5,000 bytes of memory"),
+    ("", 422, "validation", "must be a name of 1 to 512 characters"),
+])
+def test_why_an_adapter_cannot_be_had_is_told_at_once(
+        tmp_path: Path, name: str, status: int, error_type: str, reason: str) -> None:
+    async def story(house: House) -> None:
+        told = await house.failed("POST", "/v1/adapters", id=name)
+        assert told[:2] == (status, error_type)
+        assert reason in told[2]
+        assert await house.listed() == []
+    play(story, tmp_path)
+
+
+def test_a_new_version_that_cannot_be_loaded_leaves_the_old_one(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        await house.load("org/a")
+        house.store.versions["large"] = house.store.versions.pop("org/a")
+        house.store._fetched = lambda name, token: Store()._fetched("large", token)  # type: ignore[method-assign]
+        assert (await house.failed("POST", "/v1/adapters", id="org/a"))[0] == 424
+        assert [(told["digest"], told["state"]) for told in await house.listed()] == [("a-1", "here")]
+    play(story, tmp_path)
+
+
+def test_what_is_forgotten_leaves_and_is_unknown_then(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        await house.load("org/a", alias="looms")
+        removed = house.weft.watch("removed")
+        assert await house.ask("DELETE", "/v1/adapters/org/a") == (
+            200, {"id": "org/a", "object": "adapter", "deleted": True})
+        await removed.get()
+        assert await house.listed() == []
+        for name in ("org/a", "looms", "nobody/knows", ""):
+            assert (await house.failed("DELETE", f"/v1/adapters/{name}"))[:2] == (404, "not_found")
+    play(story, tmp_path)
+
+
+def test_who_runs_with_it_keeps_it(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        await house.load("org/a")
+        resource, = house.engine.adapter_states()
+        stream = house.engine.submit(ask("a loom", 3, adapter=resource))
+        await house.weft.gate.arrival()
+        assert [told["requests"] for told in await house.listed()] == [1]
+        assert (await house.ask("DELETE", "/v1/adapters/org/a"))[0] == 200
+        removed = house.weft.watch("removed")
+        house.weft.gate.open()
+        heard = await Heard.all_of(stream)
+        heard.check(house.weft.model)
+        await removed.get()
+    play(story, tmp_path, gated=True)
+
+
+def test_a_version_that_another_name_stands_for_stays(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        house.store._fetched = lambda name, token: Store()._fetched("org/b", token)  # type: ignore[method-assign]
+        await house.load("org/a")
+        await house.load("org/b")
+        assert (await house.ask("DELETE", "/v1/adapters/org/a"))[0] == 200
+        assert [(told["id"], told["state"]) for told in await house.listed()] == [("org/b", "here")]
+        assert (await house.load("org/b"))["loads"] == 1
+    play(story, tmp_path)
+
+
+def test_what_was_loaded_at_start_is_listed_and_stays(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        listed = [(told["id"], told["alias"], told["stays"], told["state"]) for told in await house.listed()]
+        assert listed == [("org/a", "mine", True, "here"), ("org/b", None, True, "here")]
+        for name in ("org/a", "mine", "org/b"):
+            assert (await house.failed("DELETE", f"/v1/adapters/{name}"))[:2] == (409, "conflict")
+            assert (await house.failed("POST", "/v1/adapters", id=name))[:2] == (409, "conflict")
+        assert (await house.failed("POST", "/v1/adapters", id="/looms/c", alias="mine"))[0] == 409
+    play(story, tmp_path, preloaded_adapter_ids=("mine=org/a",), adapter_id="org/b")
+
+
+def test_an_alias_is_a_name_too_but_not_that_of_the_model(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        assert (await house.load("org/a", alias="looms"))["alias"] == "looms"
+        assert (await house.load("looms"))["id"] == "org/a"
+        assert (await house.failed("POST", "/v1/adapters", id="org/a", alias="weft/loom"))[:2] == (409, "conflict")
+        assert (await house.failed("POST", "/v1/adapters", id="org/a", alias=""))[0] == 422
+        assert (await house.ask("DELETE", "/v1/adapters/looms"))[0] == 200
+        assert await house.listed() == []
+    play(story, tmp_path)
+
+
+def test_no_token_is_told(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        told = await house.load("secret", api_token="mine")
+        assert told["private"]
+        assert "mine" not in json.dumps([told, await house.listed()])
+    play(story, tmp_path)
+
+
+def test_clients_of_vllm_are_answered_in_its_words(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        async def load(name: str, path: str, **more: Any) -> tuple[int, Any]:
+            return await house.ask("POST", "/v1/load_lora_adapter", lora_name=name, lora_path=path, **more)
+
+        assert await load("looms", "/looms/c") == (200, "Success: LoRA adapter 'looms' added successfully.")
+        assert [(told["id"], told["alias"], told["source"]) for told in await house.listed()] == [
+            ("/looms/c", "looms", "local")]
+        status, told = await load("looms", "/looms/c")
+        assert (status, told["error_type"]) == (400, "bad_request")
+        assert told["error"].startswith("The lora adapter 'looms' has already been loaded.")
+        assert (await load("looms", "org/a", load_inplace=True))[0] == 200
+        assert (await load("other", "nobody/knows"))[0] == 404
+        assert await house.ask("POST", "/v1/unload_lora_adapter", lora_name="looms") == (
+            200, "Success: LoRA adapter 'looms' removed successfully.")
+        assert await house.failed("POST", "/v1/unload_lora_adapter", lora_name="looms") == (
+            404, "not_found", "The lora adapter 'looms' cannot be found.")
+    play(story, tmp_path)
+
+
+@pytest.mark.parametrize("body", [
+    {"id": "x" * 513}, {"id": 5}, {}, {"id": "org/a", "alias": "x" * 513}, {"id": "org/a", "alias": "a\nb"},
+    {"id": "org/a", "source": 5}])
+def test_what_is_no_name_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
+    async def story(house: House) -> None:
+        assert (await house.failed("POST", "/v1/adapters", **{"id": None, **body}))[:2] == (422, "validation")
+        assert house.store.questions == []
+    play(story, tmp_path)
+
+
+def test_without_adapters_the_routes_say_so(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        for method, path, body in (("GET", "/v1/adapters", {}), ("POST", "/v1/adapters", {"id": "org/a"}),
+                                   ("DELETE", "/v1/adapters/org/a", {})):
+            assert await house.failed(method, path, **body) == (
+                422, "validation", "Input validation error: this model is served without adapters (--adapters)")
+    play(story, tmp_path, served=False)
+
+
+def test_whoever_loads_while_the_server_ends_is_told(tmp_path: Path) -> None:
+    """It waits for the only place, which is taken."""
+    async def story(house: House) -> None:
+        await house.load("org/a")
+        house.engine.submit(ask("a loom", 3, adapter=next(iter(house.engine.adapter_states()))))
+        await house.weft.gate.arrival()
+        wanted = house.weft.watch("want")
+        loading = asyncio.create_task(house.ask("POST", "/v1/adapters", id="org/b"))
+        await wanted.get()
+        house.engine._fail_everyone("the server is shutting down")
+        assert (await loading)[0] == 503
+    play(story, tmp_path, gated=True, max_active_adapters=1)
