@@ -135,6 +135,13 @@ class Adapters:
         except TimeoutError:
             raise TimedOut("its time ran out before its adapter was there") from None
 
+    def called(self, wanted: Wanted | None) -> Named | Borrowed | None:
+        """By the names of it that are known before anything is fetched. Raises InvalidRequest."""
+        if wanted is None:
+            return self._static
+        parts = [self.checked(part) for part in (wanted.parts if isinstance(wanted, Merged) else (wanted,))]
+        return Named(",".join(part.name for part in parts), parts[0].source) if parts else None
+
     async def fetch(self, wanted: Named, load: Load | None = None) -> Borrowed:
         """Whatever it stood for before, from now on the name stands for what its source has now, unless that cannot be
         loaded."""

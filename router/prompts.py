@@ -58,6 +58,17 @@ class Names:
     top_n_tokens: str = "top_n_tokens"
     grammar: str = "grammar"
 
+    def check_length(self, num_tokens: int, max_new_tokens: int | None, limits: Limits) -> None:
+        """Of a prompt, and of what is generated behind it. Raises InvalidRequest."""
+        cut = f", or set `{self.truncate}`" if self.truncate else ""
+        if max_new_tokens is not None and num_tokens + min(max_new_tokens, MUST_FIT) > limits.max_total_tokens:
+            raise InvalidRequest(
+                f"`{self.prompt}` ({num_tokens} tokens) and `{self.max_new_tokens}` ({max_new_tokens}) must be at most "
+                f"{limits.max_total_tokens} together (--max-total-tokens); shorten one{cut}")
+        if num_tokens > limits.max_input_tokens:
+            raise InvalidRequest(f"`{self.prompt}` must have at most {limits.max_input_tokens} tokens "
+                                 f"(--max-input-tokens), got {num_tokens}; shorten it{cut}")
+
 
 TGI_NAMES = Names()
 
@@ -114,8 +125,8 @@ class Prompts:
     async def of(self, given: Text) -> Prompt:
         return await self._aside(given.text, partial(self._tokenise, given))
 
-    async def encoded(self, text: str | Conversation) -> Encoded:
-        return await self._aside(text, partial(self._encode, text))
+    async def encoded(self, text: str | Conversation, *, add_special_tokens: bool = True) -> Encoded:
+        return await self._aside(text, partial(self._encode, text, add_special_tokens=add_special_tokens))
 
     async def _aside(self, text: str | Conversation, work: Callable[[], T]) -> T:
         """In a thread, unless the text is short."""
@@ -129,17 +140,19 @@ class Prompts:
         finally:
             self._num_waiting -= 1
 
-    def _encode(self, text: str | Conversation) -> Encoded:
+    def _encode(self, text: str | Conversation, *, add_special_tokens: bool) -> Encoded:
         is_rendered = isinstance(text, Conversation)
         text = self._render(text) if isinstance(text, Conversation) else text
-        encoding = self._tokenizer.located(text, add_special_tokens=not is_rendered)
+        encoding = self._tokenizer.located(text, add_special_tokens=add_special_tokens and not is_rendered)
         return Encoded(text, encoding.ids, encoding.offsets)
 
     def _tokenise(self, given: Text) -> Prompt:
         is_rendered = isinstance(given.text, Conversation)  # such a text has its special tokens already
         text = self._render(given.text) if isinstance(given.text, Conversation) else given.text
         encoding = self._tokenizer.encoding(text, add_special_tokens=not is_rendered, last=given.truncate)
-        self._check_length(len(encoding), given.max_new_tokens, given.names)
+        if not len(encoding):
+            raise InvalidRequest(f"`{given.names.prompt}` must hold at least one token, got none")
+        given.names.check_length(len(encoding), given.max_new_tokens, self.limits)
         tokens = tuple(encoding.ids)
         if max(tokens) >= self._facts.vocabulary_size:
             raise InvalidRequest(f"`{given.names.prompt}` holds token {max(tokens)}; this model knows those below "
@@ -152,16 +165,3 @@ class Prompts:
             raise TemplateFailed("this model has no chat template (chat_template.jinja), so it is not made for chats; "
                                  "send whole prompts to /generate")
         return self._template.render(conversation)
-
-    def _check_length(self, num_tokens: int, max_new_tokens: int | None, names: Names) -> None:
-        limit, total = self.limits.max_input_tokens, self.limits.max_total_tokens
-        cut = f", or set `{names.truncate}`" if names.truncate else ""
-        if num_tokens == 0:
-            raise InvalidRequest(f"`{names.prompt}` must hold at least one token, got none")
-        if max_new_tokens is not None and num_tokens + min(max_new_tokens, MUST_FIT) > total:
-            raise InvalidRequest(
-                f"`{names.prompt}` ({num_tokens} tokens) and `{names.max_new_tokens}` ({max_new_tokens}) must be at "
-                f"most {total} together (--max-total-tokens); shorten one{cut}")
-        if num_tokens > limit:
-            raise InvalidRequest(f"`{names.prompt}` must have at most {limit} tokens (--max-input-tokens), "
-                                 f"got {num_tokens}; shorten it{cut}")

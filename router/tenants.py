@@ -60,6 +60,10 @@ class Keys:
         check_keys("--api-key", [config.api_key])
         return cls({**tenants, config.api_key: ANYONE})
 
+    @property
+    def are_asked_for(self) -> bool:
+        return bool(self._tenants)
+
     def tenant_of(self, key: str) -> Tenant | None:
         """None for a key that nobody has. Without any keys everybody may ask, with or without one."""
         return self._tenants.get(self._digest(key)) if self._tenants else ANYONE

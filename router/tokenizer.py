@@ -57,6 +57,10 @@ class Tokenizer:
     def is_special(self, token: int) -> bool:
         return token in self.special
 
+    def piece(self, token: int) -> str:
+        """The vocabulary's entry for a token."""
+        return self._tokenizer.id_to_token(token) or ""
+
     def token_text(self, token: int) -> str:
         """The text of a token by itself, special or not."""
         text = self._texts.get(token)

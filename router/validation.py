@@ -110,11 +110,11 @@ class Validator:
         return [self._choice(wanted, sampling, prompt, adapter, grammar=grammar, index=index)
                 for index in range(wanted.best_of or 1)]
 
-    async def encoded(self, text: str | Conversation) -> Encoded:
+    async def encoded(self, text: str | Conversation, *, add_special_tokens: bool = True) -> Encoded:
         """A prompt's tokens, however many. Raises InvalidRequest, TemplateFailed or Overloaded."""
         if isinstance(text, str):
             check_text(TGI_NAMES.prompt, text)
-        return await self._prompts.encoded(text)
+        return await self._prompts.encoded(text, add_special_tokens=add_special_tokens)
 
     @property
     def shape(self) -> Shape | None:

@@ -4,14 +4,15 @@ stands in for it before it is there and while it leaves.
 Knows nothing of what the routes do. Serve it with `handler_cancellation=True`: a client that leaves ends its request.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 
 from router.config import RouterConfig
 from router.errors import AdapterMissing, Cancelled, NotReady
+from router.http import lorax_rendering
 from router.http.adapters import AdapterRoutes
 from router.http.clouds import Clouds
 from router.http.completions import Completions
@@ -23,6 +24,8 @@ from router.http.headers import identity
 from router.http.health import Probes
 from router.http.info import Facts
 from router.http.keys import check_keys
+from router.http.lorax import Lorax
+from router.http.lorax_v1 import LoraxV1
 from router.http.metrics import FAILURE, Metrics, count_requests
 from router.http.openai import OpenAi
 from router.http.requests import Requests
@@ -45,15 +48,32 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
     tracing = [] if sender is None else [trace_requests(Spans(sender, about.name))]
     # aiohttp refuses bodies that reach its limit, ours may be reached.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
-        *tracing, tell_errors, check_keys(keys), count_requests(engine.tally.requests)])
+        *tracing, telling(lorax_told if config.compat == "lorax" else told), check_keys(keys),
+        count_requests(engine.tally.requests)])
     house = House(engine, validator, config, about, Outbox())
-    tgi, chats, completions = Tgi(house), OpenAi(house), Completions(house)
-    for part in (tgi, chats, completions, Tokens(house), Facts(house), Clouds(house, tgi, chats, completions),
-                 AdapterRoutes(house), Docs(), Metrics(engine, takes_json=config.compat == "lorax"), Requests(engine),
-                 Probes(engine.ailment, lambda: None)):
-        app.add_routes(part.routes())
+    app.add_routes(first_of_each([
+        *dialects(house), *Tokens(house).routes(), *Facts(house).routes(), *AdapterRoutes(house).routes(),
+        *Docs(config.compat).routes(), *Metrics(engine, takes_json=house.is_lorax).routes(),
+        *Requests(engine).routes(), *Probes(engine.ailment, lambda: None).routes()]))
     allow_origins(app, config.cors_allow_origin)
     return app
+
+
+def dialects(house: House) -> list[web.RouteDef]:
+    """What is in two of them is answered in the one that comes first."""
+    tgi, chats, completions = Tgi(house), OpenAi(house), Completions(house)
+    routes = [*tgi.routes(), *chats.routes(), *completions.routes()]
+    if not house.is_lorax:
+        return [*routes, *Clouds(house, tgi.compat, chats.chat, completions.complete).routes()]
+    lorax, v1 = Lorax(house), LoraxV1(house)
+    return [*lorax.routes(), *v1.routes(), *routes, *Clouds(house, lorax.compat, v1.chat, v1.complete).routes()]
+
+
+def first_of_each(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
+    found: dict[tuple[str, str], web.RouteDef] = {}
+    for route in routes:
+        found.setdefault((route.method, route.path), route)
+    return [*found.values()]
 
 
 def create_door(probes: Probes, keys: Keys, also: Iterable[web.RouteDef] = ()) -> web.Application:
@@ -61,25 +81,29 @@ def create_door(probes: Probes, keys: Keys, also: Iterable[web.RouteDef] = ()) -
     async def later(_: web.Request) -> NoReturn:
         raise NotReady(probes.ailment() or "it is about to be")
 
-    door = web.Application(middlewares=[tell_errors, check_keys(keys)])
+    door = web.Application(middlewares=[telling(told), check_keys(keys)])
     door.add_routes([*probes.routes(), *also, web.route("*", "/{path:.*}", later)])
     return door
 
 
-@web.middleware
-async def tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except (Cancelled, ConnectionError) as error:
-        request[FAILURE] = error
-        return cut_off(request)
-    except Exception as error:
-        request[FAILURE] = error
-        answer = told(request, error).response()
-        answer.headers.update(identity(request))
-        if isinstance(error, web.HTTPException):
-            answer.headers.update({name: error.headers[name] for name in KEPT_HEADERS if name in error.headers})
-        return answer
+def telling(told: Callable[[web.Request, Exception], Told]) -> Middleware:
+    """Of errors, in the words of a dialect."""
+    @web.middleware
+    async def tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except (Cancelled, ConnectionError) as error:
+            request[FAILURE] = error
+            return cut_off(request)
+        except Exception as error:
+            request[FAILURE] = error
+            answer = told(request, error).response()
+            answer.headers.update(identity(request))
+            if isinstance(error, web.HTTPException):
+                answer.headers.update({name: error.headers[name] for name in KEPT_HEADERS if name in error.headers})
+            return answer
+
+    return tell_errors
 
 
 def told(request: web.Request, error: Exception) -> Told:
@@ -89,6 +113,10 @@ def told(request: web.Request, error: Exception) -> Told:
     if isinstance(error, AdapterMissing) and request.path.startswith("/v1/"):  # where an adapter is named as a model
         return Told(404, "model_not_found", shortened(str(error)))
     return Told.of(error)
+
+
+def lorax_told(request: web.Request, error: Exception) -> Told:
+    return told(request, error) if isinstance(error, web.HTTPException) else lorax_rendering.told(error)
 
 
 def cut_off(request: web.Request) -> web.Response:

@@ -4,12 +4,15 @@ with the routes that there are.
 Knows nothing of how a request is answered.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from router.http.adapters import LoadAdapter, LoadLora, UnloadLora
 from router.http.body import Foreign
 from router.http.clouds import Instances
 from router.http.completions import Completion
+from router.http.lorax import LoraxCompatGenerate, LoraxGenerate, TokenizeText
+from router.http.lorax_v1 import LoraxChat, LoraxCompletion
 from router.http.openai import ChatRequest
 from router.http.tgi import CompatGenerate, Generate
 
@@ -55,7 +58,7 @@ ADAPTERS = (
 )
 TELLING = (
     Entry("GET", "/info", "The model, its limits and the version of the server."),
-    Entry("GET", "/v1/models", "The model that is served, as clients of OpenAI ask for it."),
+    Entry("GET", "/v1/models", "The model that is served and its adapters, as clients of OpenAI ask for them."),
     Entry("GET", "/v1/requests/{id}/explain", "What the time of a request went to."),
     Entry("GET", "/metrics", "What Prometheus collects.", answer="text/plain"),
     Entry("GET", "/docs", "This page.", answer="text/html"),
@@ -69,4 +72,23 @@ PROBES = (
     Entry("GET", "/live", "200 from any server that answers."),
     Entry("GET", "/startup", "How far the start of the shards is; 200 once it is over."),
 )
-SECTIONS = {"Generate": GENERATING, "Adapters": ADAPTERS, "Ask the server": TELLING, "Probes": PROBES}
+SECTIONS: Mapping[str, tuple[Entry, ...]] = {
+    "Generate": GENERATING, "Adapters": ADAPTERS, "Ask the server": TELLING, "Probes": PROBES}
+# What the same routes take with --compat lorax.
+LORAX: dict[str, tuple[type[Foreign], ...]] = {
+    "/": (LoraxCompatGenerate,),
+    "/generate": (LoraxGenerate,),
+    "/generate_stream": (LoraxGenerate,),
+    "/invocations": (LoraxCompatGenerate, LoraxChat, LoraxCompletion),
+    "/tokenize": (TokenizeText,),
+    "/v1/chat/completions": (LoraxChat,),
+    "/v1/completions": (LoraxCompletion,),
+}
+
+
+def sections(compat: str) -> Mapping[str, tuple[Entry, ...]]:
+    """By their titles, for whose oddities are kept (--compat)."""
+    if compat != "lorax":
+        return SECTIONS
+    generating = tuple(replace(entry, bodies=LORAX.get(entry.path, entry.bodies)) for entry in GENERATING)
+    return {**SECTIONS, "Generate": generating}

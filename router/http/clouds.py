@@ -12,12 +12,12 @@ from pydantic import FailFast, Field
 
 from router.errors import InvalidRequest
 from router.http.body import Foreign, json_answer, read_body
-from router.http.completions import Completions
 from router.http.dialect import House, collected, together
 from router.http.headers import Caller
-from router.http.openai import ChatRequest, OpenAi
+from router.http.openai import ChatRequest
 from router.http.rendering import Answer
-from router.http.tgi import Generate, Tgi
+from router.http.tgi import Generate
+from router.http.v1 import choices_of
 from router.validation import Choice
 
 
@@ -34,10 +34,10 @@ class Instances(Foreign):
 
 
 class Clouds:
-    def __init__(self, house: House, tgi: Tgi, chats: OpenAi, completions: Completions) -> None:
+    def __init__(self, house: House, text: Handler, chat: Handler, completion: Handler) -> None:
+        """With the handlers of `/`, of chats and of completions."""
         self._house = house
-        self._handlers: dict[str, Handler] = {
-            "inputs": tgi.compat, "messages": chats.chat, "prompt": completions.complete}
+        self._handlers = {"inputs": text, "messages": chat, "prompt": completion}
 
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/invocations", self.invoke), web.post("/vertex", self.predict)]
@@ -63,10 +63,15 @@ class Clouds:
         if len(asked.instances) > (most := self._house.config.max_client_batch_size):
             raise InvalidRequest(f"`instances` must hold at most {most} (--max-client-batch-size), "
                                  f"got {len(asked.instances)}", "batch size exceeded")
-        found = [await self._house.validator.choices(instance.wanted(caller.part(index)))
-                 for index, instance in enumerate(asked.instances)]
+        found = [await self._choices(instance, caller.part(index)) for index, instance in enumerate(asked.instances)]
         answers = await together(self._best(choices, caller) for choices in found)
         return json_answer({"predictions": [answer.end.text for answer in answers]})
+
+    async def _choices(self, instance: Generate | ChatRequest, caller: Caller) -> list[Choice]:
+        wanted = instance.wanted(caller)
+        if isinstance(instance, ChatRequest):
+            return await choices_of(self._house, instance, wanted, caller)
+        return await self._house.validator.choices(wanted)
 
     async def _best(self, choices: Sequence[Choice], caller: Caller) -> Answer:
         return max(await collected(self._house, choices, caller), key=lambda answer: answer.mean_logprob)

@@ -17,9 +17,9 @@ from router.errors import InvalidRequest
 from router.http.body import Unsigned32, read_body
 from router.http.chunks import DONE, Label, TextChunks, error_chunk, text_completion_json, text_usage_chunk
 from router.http.dialect import House, collected, open_stream, together
-from router.http.headers import Caller, compute, identity, timings
+from router.http.headers import Caller, compute, going_by, identity, timings
 from router.http.sse import Pump
-from router.http.v1 import Asked, labelled, listed
+from router.http.v1 import Asked, choices_of, labelled, listed
 from router.prompts import Names
 from router.validation import Choice, Wanted
 
@@ -73,10 +73,13 @@ class Completions:
         if not self._house.is_tgi:
             asked.check_served()
         choices = [choice for index, prompt in enumerate(asked.prompt)
-                   for choice in await self._house.validator.choices(asked.wanted(prompt, caller.part(index)))]
+                   for choice in await self._choices(asked, prompt, caller.part(index))]
         if asked.stream:
             return await self._streamed(request, asked, choices, caller)
         return await self._whole(request, choices, caller)
+
+    async def _choices(self, asked: Completion, prompt: str, caller: Caller) -> list[Choice]:
+        return await choices_of(self._house, asked, asked.wanted(prompt, caller), caller)
 
     async def _whole(self, request: web.Request, choices: Sequence[Choice], caller: Caller) -> web.StreamResponse:
         named, validated = self._label(), clock()
@@ -103,7 +106,7 @@ class Completions:
 
     def _headers(self, request: web.Request, choices: Sequence[Choice]) -> dict[str, str]:
         num_characters = sum(choice.num_characters for choice in choices)
-        return compute(self._house.engine.facts, num_characters) | identity(request)
+        return compute(self._house.engine.facts, num_characters) | identity(request) | going_by(choices[0].adapter)
 
     def _label(self) -> Label:
         return labelled(self._house, "cmpl", self._house.about.name)

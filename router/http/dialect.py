@@ -90,6 +90,10 @@ class House:
         """Whether oddities of text-generation-inference are wanted (--compat)."""
         return self.config.compat == "tgi"
 
+    @property
+    def is_lorax(self) -> bool:
+        return self.config.compat == "lorax"
+
 
 @asynccontextmanager
 async def open_stream(request: web.Request, headers: Mapping[str, str], patience: float,

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from router.http.body import json_answer
-from router.http.catalog import SECTIONS, Entry
+from router.http.catalog import Entry, sections
 from router.http.openapi import document
 
 STYLE = ("body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
@@ -23,9 +23,9 @@ Schemas = Mapping[str, Any]
 
 
 class Docs:
-    def __init__(self) -> None:
-        self._document = document()
-        self._page = page(self._document)
+    def __init__(self, compat: str) -> None:
+        self._document = document(compat)
+        self._page = page(self._document, compat)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/docs", self.docs), web.get("/api-doc/openapi.json", self.openapi)]
@@ -37,13 +37,13 @@ class Docs:
         return json_answer(self._document)
 
 
-def page(described: Mapping[str, Any]) -> str:
+def page(described: Mapping[str, Any], compat: str = "none") -> str:
     info, schemas = described["info"], described["components"]["schemas"]
-    sections = "".join(f"<h2>{escape(title)}</h2>{''.join(entry_html(schemas, entry) for entry in section)}"
-                       for title, section in SECTIONS.items())
+    listed = "".join(f"<h2>{escape(title)}</h2>{''.join(entry_html(schemas, entry) for entry in section)}"
+                     for title, section in sections(compat).items())
     return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{info['title']}</title><style>{STYLE}</style>"
             f"<h1>{info['title']} {info['version']}</h1><p>{escape(info['description'])} "
-            f'<a href="/api-doc/openapi.json">openapi.json</a></p>{sections}')
+            f'<a href="/api-doc/openapi.json">openapi.json</a></p>{listed}')
 
 
 def entry_html(schemas: Schemas, entry: Entry) -> str:

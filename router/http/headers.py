@@ -7,14 +7,15 @@ import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import monotonic as clock
 from typing import Protocol
 
 from aiohttp import web
 
+from router.adapters import Borrowed, Named
 from router.errors import InvalidRequest
-from router.http.keys import TENANT
+from router.http.keys import TENANT, TOKEN
 from router.http.rendering import Answer
 from router.messages import ModelFacts
 from router.meters import Counter
@@ -27,6 +28,7 @@ CAME = web.RequestKey("came", Counter)  # where it is counted, until it was
 SPANS = web.RequestKey("spans", Spans)  # where its span begins, if it is told of
 TRACED = web.RequestKey("traced", Traced)
 MAX_ID = 128
+MOST_NAMED = 2048  # characters of the names of adapters: clients take no head of any length
 MILLISECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
 LEAST_WAIT = 0.001  # seconds; below that a request did not wait
 
@@ -46,6 +48,7 @@ class Caller:
     came: float  # when the head had arrived
     timeout_ms: str | None  # as the client wrote it
     traced: Traced | None = None
+    token: str = field(default="", repr=False)  # for where adapters come from
 
     @classmethod
     def of(cls, request: web.Request, register: Register, operation: str = TEXT) -> "Caller":
@@ -58,7 +61,8 @@ class Caller:
             request.pop(CAME).add()
         if SPANS in request:
             request[TRACED] = request[SPANS].begin(operation, chosen, trace_context(request), came)
-        return cls(tenant, chosen, came, request.headers.get("x-request-timeout-ms"), request.get(TRACED))
+        return cls(tenant, chosen, came, request.headers.get("x-request-timeout-ms"), request.get(TRACED),
+                   request.get(TOKEN, ""))
 
     def part(self, index: int) -> "Caller":
         """Of a request that asks for several things, each of which needs an id; the first has the one that is known."""
@@ -96,6 +100,12 @@ def compute(facts: ModelFacts, num_characters: int) -> dict[str, str]:
         "x-compute-characters": str(num_characters),
         "x-weft-exact": str(int(facts.exact)),
     }
+
+
+def going_by(adapter: Named | Borrowed | None) -> dict[str, str]:
+    """The adapter that a request goes by; several that became one by all their names."""
+    return {} if adapter is None else {
+        "x-adapter-id": adapter.name[:MOST_NAMED], "x-adapter-source": (adapter.source or "")[:MOST_NAMED]}
 
 
 def timings(answers: Sequence[Answer], validation_seconds: float, total_seconds: float) -> dict[str, str]:

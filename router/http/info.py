@@ -48,7 +48,20 @@ class Facts:
         })
 
     async def models(self, _: web.Request) -> web.Response:
-        """One: what is served."""
-        name = self._house.about.name
-        served = {"id": name, "object": "model", "created": 0, "owned_by": name}
-        return json_answer({"object": "list", "data": [served]})
+        """What is served, and the adapters that requests may name as a model."""
+        base = self._house.about.name
+        served = {"id": base, "object": "model", "created": 0, "owned_by": base}
+        adapters = [served | {"id": name, "root": root, "parent": base} for name, root in self._adapters().items()]
+        return json_answer({"object": "list", "data": [served, *adapters]})
+
+    def _adapters(self) -> dict[str, str]:
+        """By the names that clients know, those of their source. Everybody may ask: where there are tenants, what they
+        use is not told, and what is private never is."""
+        adapters, config = self._house.validator.adapters, self._house.config
+        if adapters is None:
+            return {}
+        named = {name: wanted.name for name, wanted in adapters.names.items()}
+        if config.api_key or config.api_keys:
+            return named
+        return {wanted.name: wanted.name for wanted, entry in adapters.known().items()
+                if not entry.version.is_private and wanted.name not in named.values()} | named

@@ -20,11 +20,11 @@ from router.grammar import Grammar, read_grammar
 from router.http.body import Foreign, Unsigned32, read_body
 from router.http.chunks import Chunks, Extras, Label, completion_json, error_chunk
 from router.http.dialect import House, collected, open_stream
-from router.http.headers import Caller, compute, identity, timings
+from router.http.headers import Caller, compute, going_by, identity, timings
 from router.http.spoken import SpokenChunks, spoken_json
 from router.http.sse import Pump
 from router.http.toolbox import NamedTool, Tool, ToolCall, called_name, dictated, offered
-from router.http.v1 import Asked, labelled
+from router.http.v1 import Asked, choices_of, labelled
 from router.prompts import Names
 from router.spans import CHAT
 from router.speech import BARE, AnyReader, CallReader, Reader, parsing
@@ -111,7 +111,7 @@ class ChatRequest(Asked):
         grammar = self._grammar()
         self._check_served()
         names = replace(NAMES, grammar="tool_choice") if self.must_call else NAMES
-        return replace(self.as_wanted(conversation, names, caller), max_new_tokens=self._most_tokens(),
+        return replace(self.as_wanted(conversation, names, caller), max_new_tokens=self.most_tokens(),
                        top_n_tokens=self.top_logprobs, grammar=grammar)
 
     def _grammar(self) -> Grammar | None:
@@ -124,7 +124,7 @@ class ChatRequest(Asked):
         if self.n not in {None, 1}:
             raise InvalidRequest(f"`n` must be 1, got {self.n}; ask several times")
 
-    def _most_tokens(self) -> int | None:
+    def most_tokens(self) -> int | None:
         given = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(given) > 1:
             raise InvalidRequest("`max_tokens` and `max_completion_tokens` are given, with different values; give one")
@@ -143,17 +143,17 @@ class OpenAi:
         caller = Caller.of(request, self._house.engine, CHAT)
         asked = await read_body(request, ChatRequest)
         wanted = asked.as_tgi(caller) if self._house.is_tgi else asked.wanted(caller)
-        [choice] = await self._house.validator.choices(wanted)
+        [choice] = await choices_of(self._house, asked, wanted, caller)
         answer = self._streamed if asked.stream else self._whole
         return await answer(request, asked, choice, caller)
 
     async def _whole(self, request: web.Request, asked: ChatRequest, choice: Choice,
                      caller: Caller) -> web.StreamResponse:
         label, validated = self._label(asked), clock()
-        reader = await self._reader(asked, choice)
+        reader = await reader_of(self._house, asked, choice)
         answers = await collected(self._house, [choice], caller)
         headers = (compute(self._house.engine.facts, choice.num_characters) | identity(request)
-                   | timings(answers, validated - caller.came, clock() - caller.came))
+                   | going_by(choice.adapter) | timings(answers, validated - caller.came, clock() - caller.came))
         given = label, answers[0], asked.extras
         body = spoken_json(*given, reader) if reader else completion_json(*given)
         return web.Response(body=body.encode(), headers=headers, content_type="application/json")
@@ -161,9 +161,9 @@ class OpenAi:
     async def _streamed(self, request: web.Request, asked: ChatRequest, choice: Choice,
                         caller: Caller) -> web.StreamResponse:
         house = self._house
-        headers = compute(house.engine.facts, choice.num_characters) | identity(request)
+        headers = compute(house.engine.facts, choice.num_characters) | identity(request) | going_by(choice.adapter)
         given = self._label(asked), len(choice.request.prompt), asked.extras
-        reader = await self._reader(asked, choice)
+        reader = await reader_of(self._house, asked, choice)
         rendering = SpokenChunks(*given, reader) if reader else Chunks(*given)
         with closing(house.submit(choice, caller)) as stream:
             async with open_stream(request, headers, house.config.slow_client_timeout, error_chunk) as out:
@@ -171,19 +171,19 @@ class OpenAi:
                 await Pump(stream, rendering, out, house.outbox).run()
             return out.response
 
-    async def _reader(self, asked: ChatRequest, choice: Choice) -> AnyReader | None:
-        """Of the answer, where it may hold calls."""
-        if asked.must_call:
-            return CallReader()
-        if not asked.may_call:
-            return None
-        await asyncio.to_thread(parsing)
-        validator = self._house.validator
-        end = validator.tokenizer.decode(choice.request.prompt[-END_OF_PROMPT:], skip_special=False)
-        return Reader(validator.shape or BARE, end)
-
     def _label(self, asked: ChatRequest) -> Label:
         """A client's name for its request is not repeated in every chunk: it may be long."""
         model = self._house.about.name if asked.model in ANY_MODEL else asked.model
         assert model is not None
         return labelled(self._house, "chatcmpl", model)
+
+
+async def reader_of(house: House, asked: ChatRequest, choice: Choice) -> AnyReader | None:
+    """Of the answer, where it may hold calls."""
+    if asked.must_call:
+        return CallReader()
+    if not asked.may_call:
+        return None
+    await asyncio.to_thread(parsing)
+    end = house.validator.tokenizer.decode(choice.request.prompt[-END_OF_PROMPT:], skip_special=False)
+    return Reader(house.validator.shape or BARE, end)

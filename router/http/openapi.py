@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from router.http.catalog import SECTIONS, Entry
+from router.http.catalog import Entry, sections
 from router.http.ranges import add_ranges
 
 REFERENCE = "#/components/schemas/{model}"
@@ -32,13 +32,14 @@ REFUSALS = {
 USUAL = REFUSALS.keys() - {"404", "409"}  # where there is a body
 
 
-def document() -> dict[str, Any]:
-    entries = [entry for section in SECTIONS.values() for entry in section]
+def document(compat: str = "none") -> dict[str, Any]:
+    listed = sections(compat)
+    entries = [entry for section in listed.values() for entry in section]
     bodies = list(dict.fromkeys(body for entry in entries for body in entry.bodies))
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=REFERENCE)
     add_ranges(schemas["$defs"])
     paths: dict[str, dict[str, Any]] = {}
-    for title, section in SECTIONS.items():
+    for title, section in listed.items():
         for entry in section:
             paths.setdefault(entry.path, {})[entry.method.lower()] = operation(entry, title)
     return {

@@ -42,6 +42,14 @@ OPENAI: dict[str, Range] = SHARED | {
     "max_tokens": SOME,
     "n": ONE,
 }
+# In those of LoRAX that generate.
+LORAX: dict[str, Range] = SHARED | {
+    "temperature": {"minimum": 0, "maximum": LARGEST},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "top_k": SOME,
+    "repetition_penalty": ABOVE_ZERO,
+    "presence_penalty": PENALTY,
+}
 # By the type of a body, or of a part of one, and its field.
 RANGES: dict[str, dict[str, Range]] = {
     "Generate": SHARED | {"inputs": TEXT},
@@ -56,6 +64,16 @@ RANGES: dict[str, dict[str, Range]] = {
         "truncate": SOME,
         "grammar": GRAMMAR,
     },
+    "LoraxGenerate": {"inputs": TEXT},
+    "LoraxCompatGenerate": {"inputs": TEXT},
+    "LoraxParameters": LORAX | {
+        "truncate": SOME,
+        "max_new_tokens": SOME,
+        "return_k_alternatives": SOME,
+        "typical_p": FRACTION,
+    },
+    "LoraxChat": LORAX | {"max_tokens": SOME, "max_completion_tokens": SOME},
+    "LoraxCompletion": LORAX | {"prompt": TEXT, "max_tokens": SOME},
     "ChatRequest": OPENAI | {"max_completion_tokens": SOME, "response_format": GRAMMAR},
     "Completion": OPENAI | {
         "prompt": {"minLength": 1, "minItems": 1, "items": {"type": "string", **TEXT}},
@@ -73,6 +91,6 @@ RANGES: dict[str, dict[str, Range]] = {
 def add_ranges(schemas: dict[str, dict[str, Any]]) -> None:
     """To the JSON schemas of bodies, by their names."""
     for name, ranges in RANGES.items():
-        properties = schemas[name]["properties"]
+        properties = schemas.get(name, {}).get("properties", {})
         for field in ranges.keys() & properties.keys():
             properties[field].update(ranges[field])

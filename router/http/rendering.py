@@ -115,10 +115,10 @@ class Answer:
 
     def _outcome(self, tokenizer: Tokenizer) -> str:
         return (f'"finish_reason":"{self.end.reason}","generated_tokens":{self.end.num_tokens},'
-                f'"seed":{seed_json(self.choice.seed)},"prefill":[{self._prefill(tokenizer)}],'
+                f'"seed":{seed_json(self.choice.seed)},"prefill":[{self.prefill_json(tokenizer)}],'
                 f'"tokens":[{",".join(map(token_json, self.tokens))}]')
 
-    def _prefill(self, tokenizer: Tokenizer) -> str:
+    def prefill_json(self, tokenizer: Tokenizer) -> str:
         if not self.choice.request.prompt_logprobs:
             return ""
         return ",".join(

@@ -13,18 +13,18 @@ from typing import Annotated, Any
 from aiohttp import web
 from pydantic import FailFast, Field
 
-from router.adapters import Named
 from router.errors import InvalidRequest
 from router.grammar import read_grammar
 from router.http.body import Foreign, Integer32, Unsigned, Unsigned32, read_body
 from router.http.dialect import House, collected, open_stream
-from router.http.headers import Caller, compute, identity, timings
+from router.http.headers import Caller, compute, going_by, identity, timings
+from router.http.naming import Adapted, called
 from router.http.rendering import Answer, Streaming, error_event
 from router.http.sse import EventStream, Pump
 from router.validation import Wanted
 
 
-class Parameters(Foreign):
+class Parameters(Adapted):
     """Null means not given, but for the fields that are never None."""
 
     best_of: Unsigned | None = None
@@ -45,7 +45,6 @@ class Parameters(Foreign):
     seed: Unsigned | None = None
     top_n_tokens: Unsigned32 | None = None
     grammar: Any = None
-    adapter_id: str | None = None
     cache_salt: str | None = None
     priority: Integer32 = 0
 
@@ -63,6 +62,8 @@ class Generate(Foreign):
 
     def wanted(self, caller: Caller) -> Wanted:
         given = self.parameters
+        if given.adapter_id and given.merged_adapters is not None:
+            raise InvalidRequest("`adapter_id` and `merged_adapters` are given; give one of them")
         return Wanted(
             prompt=self.inputs,
             best_of=given.best_of,
@@ -81,7 +82,7 @@ class Generate(Foreign):
             top_n_tokens=given.top_n_tokens,
             prompt_logprobs=given.decoder_input_details,
             grammar=None if given.grammar is None else read_grammar("grammar", given.grammar),
-            adapter=Named(given.adapter_id) if given.adapter_id else None,
+            adapter=given.adapter(caller.token),
             cache_salt=self._cache_salt(),
             priority=given.priority,
             tenant=caller.tenant,
@@ -147,13 +148,14 @@ class Tgi:
         validated = clock()
         answers = await collected(house, choices, caller)
         best, *others = sorted(answers, key=lambda answer: answer.mean_logprob, reverse=True)
-        headers = (compute(house.engine.facts, len(asked.inputs)) | identity(request)
+        headers = (compute(house.engine.facts, len(asked.inputs)) | identity(request) | going_by(best.choice.adapter)
                    | timings([best], validated - caller.came, clock() - caller.came))
         return headers, self._answer_json(asked, best, others)
 
     async def _streamed(self, request: web.Request, asked: Generate, caller: Caller) -> web.StreamResponse:
         """What is wrong is told in the stream, as text-generation-inference does."""
-        headers = compute(self._house.engine.facts, len(asked.inputs)) | identity(request)
+        adapter = called(self._house.validator.adapters, asked.parameters.adapter(caller.token))
+        headers = compute(self._house.engine.facts, len(asked.inputs)) | identity(request) | going_by(adapter)
         patience = self._house.config.slow_client_timeout
         async with open_stream(request, headers, patience, error_event) as out:
             await self._stream(asked, caller, out)

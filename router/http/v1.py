@@ -5,18 +5,22 @@ Turns foreign JSON into `Wanted`. Knows neither prompts nor messages.
 
 import secrets
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Annotated
 
 from pydantic import BeforeValidator, FailFast, Field
 
+from router.adapters import Named
 from router.chat import Conversation
+from router.errors import AdapterMissing
 from router.http.body import Foreign, Integer32, Unsigned, Unsigned32
 from router.http.chunks import OPENAI, TGI, Label
 from router.http.dialect import House
 from router.http.headers import Caller
+from router.http.naming import is_base
 from router.prompts import Names
-from router.validation import Wanted
+from router.validation import Choice, Wanted
 
 FINGERPRINT = f"{version('weft')}-native"
 
@@ -36,6 +40,8 @@ class Asked(Foreign):
     """Null means not given."""
 
     model: str | None = None
+    adapter_source: str | None = None
+    api_token: str | None = Field(default=None, repr=False)
     max_tokens: Unsigned32 | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -52,6 +58,13 @@ class Asked(Foreign):
     @property
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    def adapter(self, house: House, token: str) -> Named | None:
+        """What `model` names, where adapters are served; without them any name will do. `token` is that of the client
+        where it gives no other."""
+        if house.validator.adapters is None or self.model is None or is_base(self.model, house.about.name):
+            return None
+        return Named(self.model, self.adapter_source or None, self.api_token or token)
 
     def as_wanted(self, prompt: str | Conversation, names: Names, caller: Caller) -> Wanted:
         greedy = self.temperature == 0
@@ -73,6 +86,15 @@ class Asked(Foreign):
             request_id=caller.request_id,
             deadline=caller.deadline,
         )
+
+
+async def choices_of(house: House, asked: Asked, wanted: Wanted, caller: Caller) -> list[Choice]:
+    """By the model that is asked for."""
+    try:
+        return await house.validator.choices(replace(wanted, adapter=asked.adapter(house, caller.token)))
+    except AdapterMissing as error:
+        named = house.validator.adapters.names if house.validator.adapters else ()
+        raise AdapterMissing(f"{error}; `model` may be {', '.join([house.about.name, *named])}") from error
 
 
 def labelled(house: House, kind: str, model: str) -> Label:

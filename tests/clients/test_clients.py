@@ -19,6 +19,9 @@ CLIENTS = {
     "openai_python": ("openai==3.52.0",),
     "text_generation_client": ("text-generation==0.7.0",),
 }
+LORAX = {
+    "lorax_client": ("lorax-client==0.6.3", "certifi==2024.7.4"),  # the only one that it takes
+}
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 
@@ -29,11 +32,26 @@ def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weft]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def lorax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weft]:
+    with serving(tmp_path_factory.mktemp("lorax"), "--max-concurrent-requests", "4", "--compat", "lorax") as found:
+        yield found
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_sees_what_it_knows(weft: Weft, tmp_path: Path, name: str) -> None:
-    ended = subprocess.run([environment(name, *CLIENTS[name]), "-P", HERE / f"{name}.py", weft.url], cwd=tmp_path,
+    check(weft, tmp_path, name, CLIENTS[name])
+
+
+@pytest.mark.parametrize("name", LORAX)
+def test_a_client_of_lorax_sees_what_it_knows(lorax: Weft, tmp_path: Path, name: str) -> None:
+    check(lorax, tmp_path, name, LORAX[name])
+
+
+def check(weft: Weft, folder: Path, name: str, packages: tuple[str, ...]) -> None:
+    ended = subprocess.run([environment(name, *packages), "-P", HERE / f"{name}.py", weft.url], cwd=folder,
                            capture_output=True, text=True, check=False,
-                           env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"})
+                           env={"HOME": str(folder), "PATH": "/usr/bin:/bin"})
     sys.stdout.write(ended.stdout)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr[-3000:]
     assert weft.status("/health") == 200

@@ -263,6 +263,21 @@ def test_who_borrows_hears_whether_the_name_is_private() -> None:
     play(story)
 
 
+def test_what_a_request_will_go_by_is_known_before_it_is_there() -> None:
+    async def story(house: House) -> None:
+        await house.preload()
+        called = house.adapters.called
+        assert called(Named("b")) == Named("b", "hub")
+        assert called(Named("mine")) == Named("secret", "local")
+        assert called(Merged((Named("b", "s3"), Named("mine")), (1.0, 1.0))) == Named("b,secret", "s3")
+        assert called(Merged((), ())) is None
+        assert called(None) == await house.of("a", source="hub")
+        assert len(house.store.asked("fetch")) == 2
+        with pytest.raises(InvalidRequest):
+            called(Named("a\nb"))
+    play(story, preloaded_adapter_ids=("mine=secret",), preloaded_adapter_source="local", adapter_id="a")
+
+
 def test_several_are_merged_by_their_versions() -> None:
     async def story(house: House) -> None:
         wanted = Merged((Named("a"), Named("b")), (0.5, 2.0), "ties", 0.3)

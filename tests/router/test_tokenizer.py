@@ -61,6 +61,10 @@ def test_a_token_by_itself_has_a_text():
     assert BYTES.token_text(104) == "h"
 
 
+def test_a_token_has_its_place_in_the_vocabulary():
+    assert (BYTES.piece(0x20), BYTES.piece(256), BYTES.piece(999)) == ("Ġ", "<|end|>", "")
+
+
 def test_the_last_tokens_of_a_text_can_be_had():
     assert BYTES.encoding("weaving", last=3).ids == list(b"ing")
     assert BYTES.encoding("weaving", last=30).ids == list(b"weaving")

@@ -5,10 +5,12 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from hearing import said
+from lending import lent
 
 from router.accounts import Account, Accounts
 from router.chat import plain_template
@@ -18,7 +20,7 @@ from router.http.dialect import About
 from router.messages import ModelFacts
 from router.policy import Policy
 from router.prompts import Limits
-from router.request import Request, Tenant
+from router.request import Request, Resource, Tenant
 from router.scheduler import Scheduler
 from router.story import Story
 from router.stream import Event, Stream
@@ -80,6 +82,11 @@ class ScriptedEngine:
         self.left_alone.set()
 
 
+def numbered(kind: str, _: str) -> Resource:
+    """All grammars are one."""
+    return Resource(kind, 1)
+
+
 UNNAMED = About()
 Scenario = Callable[[TestClient, ScriptedEngine], object]
 
@@ -87,11 +94,14 @@ Scenario = Callable[[TestClient, ScriptedEngine], object]
 @pytest.fixture
 def serve():
     """Runs a scenario with a client of the application."""
-    def run(scenario, *scripts, config=None, template=TEMPLATE, about=UNNAMED, sender=None):
+    def run(scenario, *scripts, config=None, template=TEMPLATE, about=UNNAMED, sender=None, store=None, grammars=False):
         async def main():
             config_ = config or RouterConfig()
             engine = ScriptedEngine(*scripts)
-            with closing(Validator(config_, engine.facts, byte_tokenizer(), template)) as validator:
+            engine.facts = replace(engine.facts, grammars=grammars)
+            adapters = None if store is None else await lent(config_, store)
+            with closing(Validator(config_, engine.facts, byte_tokenizer(), template, numbered if grammars else None,
+                                   adapters=adapters)) as validator:
                 app = create_app(engine, validator, config_, Keys.of(config_), about, sender=sender)
                 server = TestServer(app, handler_cancellation=True)
                 async with TestClient(server) as client:
@@ -103,13 +113,13 @@ def serve():
 @pytest.fixture
 def post(serve):
     """Posts a body (or parts of a JSON body) and gives status, headers and the JSON of the answer."""
-    def run(path, *scripts, data=None, headers=None, config=None, template=TEMPLATE, **body):
+    def run(path, *scripts, data=None, headers=None, config=None, template=TEMPLATE, store=None, **body):
         async def scenario(client, engine):
             content = json.dumps(body) if data is None else data
             answer = await client.post(path, data=content,
                                        headers={"Content-Type": "application/json"} | (headers or {}))
             return answer.status, answer.headers, await answer.text()
-        return serve(scenario, *scripts, config=config, template=template)
+        return serve(scenario, *scripts, config=config, template=template, store=store)
     return run
 
 

@@ -1,7 +1,9 @@
 """Every documented route exists, and every route that exists is documented."""
 
+import pytest
+
 from router.config import RouterConfig
-from router.http.catalog import SECTIONS
+from router.http.catalog import SECTIONS, sections
 from router.http.keys import OPEN_TO_ALL
 
 ENTRIES = {(entry.method, entry.path): entry for section in SECTIONS.values() for entry in section}
@@ -12,10 +14,18 @@ def routes_of(client):
     return {(route.method, route.resource.canonical) for route in routes if route.method != "HEAD"}
 
 
-def test_the_catalog_has_the_routes_there_are(serve):
+@pytest.mark.parametrize("compat", ["none", "tgi", "lorax"])
+def test_the_catalog_has_the_routes_there_are(serve, compat):
     async def scenario(client, _):
-        assert routes_of(client) == set(ENTRIES)
-    serve(scenario)
+        assert routes_of(client) == {
+            (entry.method, entry.path) for section in sections(compat).values() for entry in section}
+    serve(scenario, config=RouterConfig(compat=compat))
+
+
+def test_bodies_are_those_of_the_dialect():
+    [entry] = [entry for entry in sections("lorax")["Generate"] if entry.path == "/generate"]
+    assert [body.__name__ for body in entry.bodies] == ["LoraxGenerate"]
+    assert ENTRIES["POST", "/generate"].bodies != entry.bodies
 
 
 def test_without_a_key_nothing_is_generated_nor_told_of_anybody(serve):

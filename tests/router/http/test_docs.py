@@ -2,6 +2,7 @@
 
 from html.parser import HTMLParser
 
+from router.config import RouterConfig
 from router.http.docs import page
 from router.http.openapi import document
 
@@ -17,6 +18,14 @@ class Reader(HTMLParser):
 
     def handle_data(self, data):
         self.text += data
+
+
+def test_the_page_is_of_the_dialect_that_is_spoken(serve):
+    async def scenario(client, _):
+        shown, told = await client.get("/docs"), await client.get("/api-doc/openapi.json")
+        assert "return_k_alternatives" in await shown.text()
+        assert "LoraxParameters" in (await told.json())["components"]["schemas"]
+    serve(scenario, config=RouterConfig(compat="lorax"))
 
 
 def test_the_page_names_every_route_and_field_and_loads_nothing():

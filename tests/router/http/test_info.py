@@ -1,6 +1,7 @@
 """What the server tells of itself."""
 
 import pytest
+from stored import Store
 
 from router.config import RouterConfig
 from router.http.dialect import About
@@ -33,3 +34,21 @@ def test_the_model_is_listed_as_clients_of_openai_expect_it(serve):
         assert await (await client.get("/v1/models")).json() == {"object": "list", "data": [
             {"id": "a/b", "object": "model", "created": 0, "owned_by": "a/b"}]}
     serve(scenario, about=About("a/b"))
+
+
+def adapter(name, root):
+    return {"id": name, "object": "model", "created": 0, "owned_by": "loom", "root": root, "parent": "loom"}
+
+
+@pytest.mark.parametrize(("key", "others"), [("", [adapter("b", "b")]), ("sk-one", [])])
+def test_adapters_are_listed_but_not_what_tenants_use_nor_what_is_private(serve, key, others):
+    async def scenario(client, _):
+        for name in ("b", "secret", "mine"):
+            body = {"inputs": "x", "parameters": {"adapter_id": name, "api_token": "key"}}
+            answer = await client.post("/generate", json=body, headers={"Authorization": f"Bearer {key}"})
+            assert answer.status == 200
+        base, *adapters = (await (await client.get("/v1/models")).json())["data"]
+        assert base == {"id": "loom", "object": "model", "created": 0, "owned_by": "loom"}
+        assert adapters == [*others, adapter("mine", "a")]
+    config = RouterConfig(api_key=key, preloaded_adapter_ids=("mine=a",))
+    serve(scenario, store=Store(), config=config)

@@ -1,11 +1,15 @@
 """Who may come in."""
 
+import asyncio
 import json
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from router.config import RouterConfig
+from router.http.keys import TOKEN, check_keys
 from router.request import ANYONE, Tenant
+from router.tenants import Keys
 
 CONFIG = RouterConfig(api_key="sk-One")
 
@@ -48,6 +52,24 @@ def test_without_keys_nobody_needs_one(serve):
     for headers in ({}, {"Authorization": "Bearer whatever"}):
         status, _, _, [request] = asked(serve, config=RouterConfig(), **headers)
         assert (status, request.tenant) == (200, ANYONE)
+
+
+@pytest.mark.parametrize(("header", "token"), [
+    ("Bearer theirs", "theirs"), ("bearer  theirs ", "theirs"), ("Basic theirs", ""), ("theirs", ""), (None, "")])
+def test_without_keys_a_client_sends_its_own_token(header, token):
+    assert token_of(Keys({}), header) == token
+
+
+def test_a_key_is_no_token():
+    assert token_of(Keys({"sk-one": ANYONE}), "Bearer sk-one") == ""
+
+
+def token_of(keys, header):
+    """What a handler finds."""
+    async def handler(request):
+        return request[TOKEN]
+    request = make_mocked_request("POST", "/", {} if header is None else {"Authorization": header})
+    return asyncio.run(check_keys(keys)(request, handler))
 
 
 def test_the_request_belongs_to_the_tenant_of_the_key(serve, tmp_path):

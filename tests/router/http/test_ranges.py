@@ -5,7 +5,7 @@ import pytest
 from router.http.openapi import document
 from router.http.ranges import OPENAI, RANGES
 
-SCHEMAS = document()["components"]["schemas"]
+SCHEMAS = document("lorax")["components"]["schemas"] | document()["components"]["schemas"]
 
 
 @pytest.mark.parametrize("name", RANGES)

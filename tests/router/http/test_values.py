@@ -3,7 +3,7 @@ fault of the client, and disturbs nobody. A field that is new is found there."""
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,12 +11,14 @@ import pytest
 from described import Described, Put
 from pydantic.json_schema import models_json_schema
 
-from router.http.catalog import GENERATING, Entry
+from router.config import RouterConfig
+from router.http.catalog import GENERATING, Entry, sections
 from router.http.openapi import REFERENCE, document
 
 # Templates need something to say; a grammar of any other kind is not served here.
-GOOD = {"Message": {"role": "user", "content": "x"}}
-TOLD = Described(document()["components"]["schemas"], GOOD)
+GOOD = {"Message": {"role": "user", "content": "x"}, "ChatFormat": {"type": "text"},
+        "ResponseFormat": {"type": "Text", "schema": None}, "MergedAdapters": {"ids": ["x"], "weights": [1.0]}}
+TOLD = {compat: Described(document(compat)["components"]["schemas"], GOOD) for compat in ("none", "lorax")}
 HEADERS = {"Content-Type": "application/json"}
 # Values as they stand in a body: not all are JSON.
 VALUES = (
@@ -26,7 +28,12 @@ VALUES = (
 NO_JSON = ('"\\ud800"', f"1{'0' * 5000}", "[" * 2000, "", "'x'", "undefined", "0x10", '"\n"')
 LIMITS = {"best_of": 2, "top_n_tokens": 5, "top_logprobs": 5, "truncate": 1599}
 IN_STREAMS = {"best_of": {None, 1}, "decoder_input_details": {False}}
-WITHIN_THE_STREAM = 'data: {"error":'
+# Where LoRAX is stricter, or has other names.
+MANY = dict.fromkeys(("max_new_tokens", "max_tokens", "max_completion_tokens"), 1500)
+LORAX_LIMITS = {"best_of": 2, "truncate": 1599, "return_k_alternatives": 5, **MANY}
+LORAX_IN_STREAMS = IN_STREAMS | {"logprobs": {None}}
+CHAT_IN_STREAMS = {"n": {None, 1}}
+WITHIN_THE_STREAM = ('data: {"error":', 'data:{"error":')
 
 
 def types_of(entry: Entry) -> Described:
@@ -38,6 +45,7 @@ def types_of(entry: Entry) -> Described:
 class Case:
     entry: Entry
     streamed: bool
+    compat: str = "none"
 
     @property
     def generates(self) -> bool:
@@ -46,7 +54,7 @@ class Case:
     @cached_property
     def known(self) -> Described:
         """Where nothing is generated, parameters only need to have their types."""
-        return TOLD if self.generates else types_of(self.entry)
+        return TOLD[self.compat] if self.generates else types_of(self.entry)
 
     def places(self) -> Iterator[tuple[str, str, Put]]:
         """The type of a body, the way to a field of it, and how a body is made that has a value there."""
@@ -58,9 +66,9 @@ class Case:
         if text in NO_JSON:
             return 400
         value = json.loads(text)
-        return 200 if self.known.fits({"$ref": shape}, put(value)) and not self._refuses(way, value) else 422
+        return 200 if self.known.fits({"$ref": shape}, put(value)) and not self._refuses(shape, way, value) else 422
 
-    def _refuses(self, way: str, value: Any) -> bool:
+    def _refuses(self, shape: str, way: str, value: Any) -> bool:
         """What fits, all the same: by a setting, or since nothing of this name is there."""
         name = way.rpartition(".")[2]
         if way.endswith("messages[].content"):
@@ -69,9 +77,20 @@ class Case:
             return bool(value)
         if not self.generates:
             return (name, value) == ("inputs", "")
-        if self.streamed and ".parameters" in way and name in IN_STREAMS:
-            return value not in IN_STREAMS[name]
-        return (name == "adapter_id" and bool(value)) or (name in LIMITS and (value or 0) > LIMITS[name])
+        if ".merged_adapters" in way or ".parameters.response_format" in way:
+            return value is not None or name not in {"merged_adapters", "response_format", "schema"}
+        limits, in_streams = self._limits(shape, way)
+        if self.streamed and name in in_streams:
+            return value not in in_streams[name]
+        return (name == "adapter_id" and bool(value)) or (name in limits and (value or 0) > limits[name])
+
+    def _limits(self, shape: str, way: str) -> tuple[dict[str, int], dict[str, set[Any]]]:
+        """Of whole answers, and what else a stream may not have."""
+        if shape == "LoraxChat":
+            return {"n": 2, **MANY}, CHAT_IN_STREAMS
+        if self.compat == "lorax":
+            return LORAX_LIMITS, LORAX_IN_STREAMS
+        return LIMITS, IN_STREAMS if ".parameters" in way else {}
 
 
 def body_with(put: Put, value: str, **more: Any) -> str:
@@ -82,10 +101,13 @@ def body_with(put: Put, value: str, **more: Any) -> str:
 # What `/invocations` streams is streamed by the routes whose bodies it takes.
 WHOLE = [Case(entry, streamed=False) for entry in GENERATING if entry.path != "/generate_stream"]
 STREAMED = [Case(entry, streamed=True) for entry in GENERATING if entry.streams and entry.path != "/invocations"]
+OF_LORAX = [replace(case, entry=entry, compat="lorax") for case in [*WHOLE, *STREAMED]
+            for entry in sections("lorax")["Generate"] if entry.path == case.entry.path and entry != case.entry]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*WHOLE, *STREAMED], ids=lambda case: case.entry.path + " streamed" * case.streamed)
+@pytest.mark.parametrize("case", [*WHOLE, *STREAMED, *OF_LORAX], ids=lambda case: (
+    f"{case.entry.path}{' streamed' * case.streamed} {case.compat}"))
 def test_a_value_is_answered_or_refused_as_documented(serve, case) -> None:
     path, more = case.entry.path, {"stream": True} if case.streamed else {}
 
@@ -95,7 +117,7 @@ def test_a_value_is_answered_or_refused_as_documented(serve, case) -> None:
             text, status = await answer.text(), answer.status
         if status == 200 and not text.startswith(WITHIN_THE_STREAM):
             return status
-        told = json.loads(text.removeprefix("data: "))
+        told = json.loads(text.removeprefix("data:"))
         assert set(told) == {"error", "error_type"}
         assert told["error_type"] in {"validation", "bad_request", "tool_error", "suffix not supported"}, told
         assert len(told["error"]) < 1000
@@ -110,4 +132,4 @@ def test_a_value_is_answered_or_refused_as_documented(serve, case) -> None:
                 wrong += [(shape, way, text[:40], status, expected)] * (status != expected)
             assert await status_of(client, json.dumps(case.known.sample({"$ref": shape}))) == 200
         assert wrong == []
-    serve(scenario)
+    serve(scenario, config=RouterConfig(compat=case.compat))
