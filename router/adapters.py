@@ -21,6 +21,7 @@ from router.request import ADAPTER, Resource
 LONGEST_NAME = 512
 ACCESS_SECONDS = 60.0  # for which a token that was let in need not be shown again
 MOST_KNOWN = 4096  # names, and tokens that were let in
+MOST_MERGED = 16
 STRATEGIES = ("linear", "ties", "dare_linear", "dare_ties")
 SIGNS = ("total", "frequency")
 now = time.monotonic
@@ -335,6 +336,8 @@ def check_merge(wanted: Merged) -> None:
     """In LoRAX's order."""
     if not wanted.parts:
         raise InvalidRequest("at least one adapter ID must be provided when setting `adapters`")
+    if len(wanted.parts) > MOST_MERGED:
+        raise InvalidRequest(f"at most {MOST_MERGED} adapters can be merged, got {len(wanted.parts)}")
     if len(wanted.parts) != len(wanted.weights):
         raise InvalidRequest("number of adapter IDs must match number of adapter weights")
     for name, value, choices in (("merge_strategy", wanted.strategy, STRATEGIES),

@@ -15,6 +15,7 @@ TOKEN = web.RequestKey("token", str)  # of the client, for where adapters come f
 OPEN_TO_ALL = frozenset({
     "/", "/api-doc/openapi.json", "/docs", "/health", "/info", "/live", "/metrics", "/ping", "/ready", "/startup",
     "/v1/models"})
+TOKENS_OF_HUB = ("hf_", "api_")
 READING = frozenset({"GET", "HEAD"})
 
 
@@ -23,8 +24,7 @@ def check_keys(keys: Keys) -> Middleware:
     async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.method not in READING or request.path not in OPEN_TO_ALL:
             request[TENANT] = admitted(request, keys)
-            # Where keys are asked for, what was sent is one of ours, and none of them may travel further.
-            request[TOKEN] = "" if keys.are_asked_for else bearer(request)
+            request[TOKEN] = token_for_hub(request, keys)
         return await handler(request)
 
     return check_key
@@ -36,6 +36,13 @@ def admitted(request: web.Request, keys: Keys) -> Tenant:
         raise web.HTTPUnauthorized(
             text="a key is needed, sent as `Authorization: Bearer KEY`", headers={"WWW-Authenticate": "Bearer"})
     return tenant
+
+
+def token_for_hub(request: web.Request, keys: Keys) -> str:
+    """What was sent, if it is one of the Hub's by its look: keys of ours, and of others that clients may send to any
+    server, must not travel further."""
+    sent = bearer(request)
+    return sent if sent.startswith(TOKENS_OF_HUB) and not keys.are_asked_for else ""
 
 
 def bearer(request: web.Request) -> str:

@@ -294,6 +294,7 @@ def test_several_are_merged_by_their_versions() -> None:
 
 @pytest.mark.parametrize(("wanted", "reason"), [
     (Merged((), ()), "at least one adapter ID must be provided"),
+    (Merged((Named("a"),) * 17, (1.0,) * 17), "at most 16 adapters can be merged, got 17"),
     (Merged((Named("a"),), ()), "number of adapter IDs must match number of adapter weights"),
     (Merged((Named("a"),), (1.0,), "sum"), "`merge_strategy` must be one of linear, ties, dare_linear, dare_ties"),
     (Merged((Named("a"),), (1.0,), sign="max"), "`majority_sign_method` must be one of total, frequency"),

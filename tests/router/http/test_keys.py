@@ -55,7 +55,8 @@ def test_without_keys_nobody_needs_one(serve):
 
 
 @pytest.mark.parametrize(("header", "token"), [
-    ("Bearer theirs", "theirs"), ("bearer  theirs ", "theirs"), ("Basic theirs", ""), ("theirs", ""), (None, "")])
+    ("Bearer hf_theirs", "hf_theirs"), ("bearer  hf_theirs ", "hf_theirs"), ("Bearer sk-theirs", ""),
+    ("Bearer none", ""), ("Basic hf_theirs", ""), ("hf_theirs", ""), (None, "")])
 def test_without_keys_a_client_sends_its_own_token(header, token):
     assert token_of(Keys({}), header) == token
 
