@@ -236,7 +236,8 @@ class Adapters:
 
     def _borrowed(self, named: Named, entry: Entry, *, stays: bool = False) -> Borrowed:
         entry.used = now()
-        self._entries.move_to_end(named)
+        if named in self._entries:  # else it was forgotten a moment ago
+            self._entries.move_to_end(named)
         version = entry.version
         resource = self._shelves.of(ADAPTER, version.folder, version.takes, stays=stays)
         is_private = version.is_private and named not in self._ours
@@ -347,7 +348,7 @@ def check_merge(wanted: Merged) -> None:
     if wanted.strategy != "linear" and not 0.0 < wanted.density <= 1.0:
         raise InvalidRequest(f"`density` must be above 0 and at most 1, got {wanted.density}")
     for weight in wanted.weights:
-        if abs(weight) > 1e6:
+        if not abs(weight) <= 1e6:
             raise InvalidRequest(f"a weight must be at most 1e6, got {weight}")
 
 

@@ -278,6 +278,20 @@ def test_what_a_request_will_go_by_is_known_before_it_is_there() -> None:
     play(story, preloaded_adapter_ids=("mine=secret",), preloaded_adapter_source="local", adapter_id="a")
 
 
+def test_who_was_let_in_keeps_what_is_forgotten_meanwhile() -> None:
+    async def story(house: House) -> None:
+        kept = await house.of("secret", "key")
+        house.store.let_go.clear()
+        house.store.is_asked.clear()
+        asking = asyncio.create_task(house.of("secret", "other key"))
+        await house.store.is_asked.wait()
+        house.adapters.forget(Named("secret"))
+        house.store.tokens.add("other key")
+        house.store.let_go.set()
+        assert await asking == kept
+    play(story)
+
+
 def test_several_are_merged_by_their_versions() -> None:
     async def story(house: House) -> None:
         wanted = Merged((Named("a"), Named("b")), (0.5, 2.0), "ties", 0.3)
@@ -300,6 +314,7 @@ def test_several_are_merged_by_their_versions() -> None:
     (Merged((Named("a"),), (1.0,), sign="max"), "`majority_sign_method` must be one of total, frequency"),
     (Merged((Named("a"),), (1.0,), "ties", density=0.0), "`density` must be above 0 and at most 1, got 0.0"),
     (Merged((Named("a"),), (float("inf"),)), "a weight must be at most"),
+    (Merged((Named("a"),), (float("nan"),)), "a weight must be at most"),
 ])
 def test_what_cannot_be_merged_is_refused_before_anything_is_fetched(wanted: Merged, reason: str) -> None:
     async def story(house: House) -> None:
