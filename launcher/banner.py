@@ -9,14 +9,18 @@ from typing import Any
 
 from launcher.model import Model
 
-BODY = """'{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}}'"""
+GENERATE = """'{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}}'"""
+READ = """'{"inputs": "Ada Lovelace was born in London"}'"""
+TRIALS = {
+    "text": ("-N ", "/generate_stream", GENERATE), "vector": ("", "/embed", READ), "labels": ("", "/classify", READ)}
 WITH_KEY = """ -H "Authorization: Bearer $WEFT_API_KEY\""""
 
 
 def banner(listener: socket.socket, num_shard: int, model: Model, served: Mapping[str, Any], *, keyed: bool) -> str:
     """`served` is what the router told when it was ready; `keyed`: whether clients need a key."""
     url, shards = url_of(listener), f"{num_shard} {'shard' if num_shard == 1 else 'shards'}"
-    ask = f"curl -N {url}/generate_stream -H 'content-type: application/json'{WITH_KEY if keyed else ''} -d {BODY}"
+    flags, path, body = TRIALS[served.get("instead_of_text", "text")]
+    ask = f"curl {flags}{url}{path} -H 'content-type: application/json'{WITH_KEY if keyed else ''} -d {body}"
     rows = {"note": model.notice, "runs": f"{served['dtype']} on {served['device']}", "cache": cache(served),
             "clients": clients(listener, keyed=keyed), "try": ask, "stop": "Ctrl-C, twice to stop at once"}
     return "\n".join([f"weft serves {model.name} on {shards} at {url}",
@@ -29,6 +33,8 @@ def url_of(listener: socket.socket) -> str:
 
 
 def cache(served: Mapping[str, Any]) -> str:
+    if "instead_of_text" in served:
+        return ""  # nothing is kept
     size = f", {served['bytes'] / 2**30:.2f} GiB" if served["bytes"] else ""
     return f"{served['tokens']:,} tokens{size}: {served['why']}"
 

@@ -236,8 +236,9 @@ def counted(store: Store, engine: Engine) -> Store | CountedStore:
 
 def served(facts: ModelFacts) -> dict[str, Any]:
     """What whoever started the server wants to know."""
-    return {"device": facts.device, "dtype": facts.dtype, "tokens": facts.num_blocks * facts.block_size,
+    told = {"device": facts.device, "dtype": facts.dtype, "tokens": facts.num_blocks * facts.block_size,
             "bytes": facts.cache_bytes, "why": facts.why}
+    return told if facts.generation else told | {"instead_of_text": facts.wishes[0]}
 
 
 async def serve(order: Order) -> int:

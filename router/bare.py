@@ -7,13 +7,13 @@ one that ended a sequence, which is `END`.
 from operator import attrgetter
 from typing import Any
 
-from router.request import Request, Resource, Tenant
+from router.request import Request, Resource, Tenant, Wish
 
 NOTHING, END = 0, 1
 ENDS = frozenset({END})
 LEFT_OUT = frozenset({"prompt", "key", "sampling", "end_tokens", "stop_strings", "max_length", "adapter_name"})
 KEPT = ("id", "max_new_tokens", "prompt_logprobs", "priority", "tenant", "timeout", "namespace", "block_hashes",
-        "adapter", "grammar")
+        "adapter", "grammar", "wish")
 
 Bare = tuple[int, tuple[Any, ...]]  # tokens in the prompt, and the values of KEPT
 
@@ -50,4 +50,5 @@ def heard(values: dict[str, Any]) -> Request:
     values["block_hashes"] = tuple(map(bytes.fromhex, values["block_hashes"]))
     for name in ("adapter", "grammar"):
         values[name] = values[name] and Resource(*values[name])
+    values["wish"] = Wish(values.get("wish", Wish.TEXT))
     return Request(prompt=(NOTHING,) * length, end_tokens=ENDS, **values)

@@ -13,15 +13,25 @@ from contextlib import suppress
 from router.accounts import Account, Accounts
 from router.config import RouterConfig
 from router.delivery import Delivery
-from router.errors import Cancelled, GenerationFailed, NotReady, RequestError, TimedOut
+from router.errors import (
+    Cancelled,
+    ClassificationFailed,
+    EmbeddingFailed,
+    GenerationFailed,
+    NotReady,
+    RequestError,
+    TimedOut,
+)
 from router.events import Event, Expired, Failed, Finished, Produced
 from router.messages import Answer
-from router.request import Request
+from router.request import Request, Wish
 from router.scheduler import Scheduler
 from router.story import Story
 from router.stream import FailedEvent, Stream
 from router.tally import Tally
 from router.tokenizer import Tokenizer
+
+FAILURES = {Wish.TEXT: GenerationFailed, Wish.VECTOR: EmbeddingFailed, Wish.LABELS: ClassificationFailed}
 
 log = logging.getLogger(__name__)
 now = time.monotonic
@@ -81,6 +91,9 @@ class Clients:
         for logprobs in answer.prompt_logprobs:
             if (delivery := self._deliveries.get(logprobs.sequence)) is not None:
                 delivery.deliver_prompt(logprobs)
+        for number, told in answer.told.items():
+            if (delivery := self._deliveries.get(number)) is not None:
+                delivery.hear(told)
         stopped = {}
         deliveries = self._deliveries
         for number, row in answer.rows.items():
@@ -107,11 +120,15 @@ class Clients:
             elif isinstance(event, Expired):
                 self.fail(event.sequence, TimedOut(event.reason))
             elif isinstance(event, Failed):
-                self.fail(event.sequence, GenerationFailed(event.reason))
+                self._failed(event)
             elif isinstance(event, Finished) and (delivery := self._deliveries.get(event.sequence)) is not None:
                 delivery.finish(event.reason)
                 self._close(event.sequence)
                 self._tally.requests.finished(delivery.account)
+
+    def _failed(self, event: Failed) -> None:
+        if (delivery := self._deliveries.get(event.sequence)) is not None:
+            self.fail(event.sequence, FAILURES[delivery.request.wish](event.reason))
 
     def _deliver(self, counts: Mapping[int, int]) -> None:
         moment = now()

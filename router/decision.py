@@ -6,7 +6,7 @@ from marshal import dumps
 from typing import Any
 
 from router.events import Event, Produced
-from router.messages import Decode, Filter, Grant, Message, Move, Plan, Prefill
+from router.messages import Decode, Embed, Filter, Grant, Message, Move, Plan, Prefill
 
 LAYOUT = 2  # of marshal: the last one in which equal numbers always make equal bytes
 
@@ -20,6 +20,8 @@ def of_plan(plan: Plan) -> Outcome:
     figures = dumps((plan.order, plan.members, plan.expects if silent else (), [*map(_figures, plan.messages)]), LAYOUT)
     digest = blake2b(figures, digest_size=8).hexdigest()
     step = plan.messages[-1]
+    if isinstance(step, Embed):
+        return (plan.order, digest, 0, len(step.newcomers), sum(len(n.request.prompt) for n in step.newcomers))
     if not isinstance(step, Prefill):
         return (plan.order, digest, len(plan.members), 0, 0)
     tokens = sum(chunk.length for chunk in step.chunks)
@@ -35,6 +37,8 @@ def _figures(message: Message) -> tuple[Any, ...]:
         return (1, message.batch, newcomers, chunks, message.alongside, [*map(_grant, message.grants)], message.keep)
     if isinstance(message, Filter):
         return (2, message.batch, message.keep)
+    if isinstance(message, Embed):
+        return (4, str(message.wish), [newcomer.sequence for newcomer in message.newcomers])
     return (3, message.batches)
 
 

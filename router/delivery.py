@@ -7,10 +7,10 @@ delivered when the core has said how many of its tokens count.
 from collections.abc import Sequence as Rows
 
 from router.accounts import Account
-from router.messages import AnswerRow, PromptLogprobs
+from router.messages import AnswerRow, PromptLogprobs, Told
 from router.request import FinishReason, Request
 from router.stopping import StopStrings, count_tokens
-from router.stream import FinishedEvent, PromptEvent, Stream, TokenEvent, TopToken
+from router.stream import FinishedEvent, PromptEvent, Stream, TokenEvent, ToldEvent, TopToken
 from router.tokenizer import Tokenizer
 
 
@@ -27,6 +27,7 @@ class Delivery:
         self._row: list[TokenEvent] = []  # what was read last
         self._text: list[str] = []  # of all tokens read, special ones left out
         self._text_end: int | None = None  # where in the whole text a stop string ended
+        self._told: Told | None = None  # instead of tokens, of a text that was run as a whole
 
     def read(self, row: AnswerRow) -> int | None:
         """Make text of a row. Says how many of its tokens count if a stop string ends in one of them, else None."""
@@ -42,6 +43,10 @@ class Delivery:
                 self._text_end = end
                 return len(self._row)
         return None
+
+    def hear(self, told: Told) -> None:
+        """All that there will be."""
+        self._told = told
 
     def deliver(self) -> None:
         """The row that was read counts: as far as it was read, since both follow the same rule."""
@@ -63,6 +68,9 @@ class Delivery:
             self._num_prompt_logprobs += len(fresh)
 
     def finish(self, reason: FinishReason) -> None:
+        if self._told is not None:
+            self.stream.put(ToldEvent(self._told, self.account.story))
+            return
         self.account.finish_reason = reason
         if self._text_end is None:
             self._text.append(rest := self._detokenizer.finish())

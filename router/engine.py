@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from router import wire
+from router import told, wire
 from router.accounts import Account
 from router.alarm import Alarm
 from router.arrivals import Arrivals
@@ -266,9 +266,11 @@ class Engine:
         return self._core.complete(done.plan.order, answer, stopped, read)
 
     def _decode(self, message: Any, plan: Plan) -> Answer:
-        if not isinstance(message, pb.StepAnswer):
+        if isinstance(message, pb.Acknowledgement):
             return Answer(plan.epoch, 0.0, {}, {})
         try:
+            if isinstance(message, pb.EmbedAnswer):
+                return told.decode(message, plan, self.facts)
             return wire.decode(message, plan, self.facts)
         except wire.Defect as defect:
             raise ShardsLost(Loss.DEFECT, f"an answer makes no sense: {defect}") from None

@@ -9,6 +9,8 @@
     ├── AdapterFailed        there is one, and it cannot be fetched, or is not sound
     ├── NotReady             the shards are not there (yet, or any more)
     ├── GenerationFailed     the request was accepted and failed on a shard
+    │   ├── EmbeddingFailed        so for an embedding
+    │   └── ClassificationFailed   so for labels
     ├── TimedOut             the time that its client gave it ran out before it had a token
     └── Cancelled            the client left, or was too slow to read
 
@@ -54,6 +56,14 @@ class NotReady(RequestError):
 
 
 class GenerationFailed(RequestError):
+    pass
+
+
+class EmbeddingFailed(GenerationFailed):
+    pass
+
+
+class ClassificationFailed(GenerationFailed):
     pass
 
 

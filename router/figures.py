@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import isnan, nan
 
 from router.events import Entered, Event, Produced, Refused
-from router.messages import Plan, Prefill
+from router.messages import Embed, Plan, Prefill
 
 KINDS = {"ttft": "first token", "wait": "waiting", "itl": "between tokens"}
 SHARES = (50, 90, 99)
@@ -50,7 +50,7 @@ class Figures:
 
     def planned(self, plan: Plan, now: float) -> None:
         for message in plan.messages:
-            if isinstance(message, Prefill):
+            if isinstance(message, Prefill | Embed):
                 for newcomer in message.newcomers:
                     self._start(newcomer.sequence, now)
 

@@ -82,7 +82,7 @@ def opened(outcome: pb.StepOutcome) -> Outcome:
     kind = outcome.WhichOneof("outcome")
     if kind == "trouble":
         return Trouble(STATUS.get(outcome.trouble.code, grpc.StatusCode.UNKNOWN), outcome.trouble.reason)
-    return outcome.step if kind == "step" else outcome.acknowledgement
+    return getattr(outcome, kind) if kind in {"step", "embed"} else outcome.acknowledgement
 
 
 def settle(future: "asyncio.Future[Outcome]", outcome: Outcome) -> None:

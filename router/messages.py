@@ -3,10 +3,11 @@
 The same nouns as proto/shard.proto, row by row instead of column by column. Only `wire.py` knows both forms.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from router.request import Request, Resource
+from router.request import Request, Resource, Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,16 @@ class ModelFacts:
     grammars: bool = False  # whether every shard takes them
     adapters: bool = False
     adapter_bytes: int = 0  # that there is room for on each of them
+    generation: bool = True
+    embeddings: bool = False
+    classification: bool = False
+    labels: tuple[str, ...] = ()  # their names, by number
+
+    @property
+    def wishes(self) -> tuple[Wish, ...]:
+        """What can be asked of the model."""
+        can = {Wish.TEXT: self.generation, Wish.VECTOR: self.embeddings, Wish.LABELS: self.classification}
+        return tuple(wish for wish, is_there in can.items() if is_there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +105,15 @@ class Decode:
     keep: tuple[int, ...] | None = None
 
 
-Message = Filter | Concat | Prefill | Decode
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """Texts that are run as a whole, beside all batches, and forgotten."""
+
+    wish: Wish
+    newcomers: tuple[Newcomer, ...]
+
+
+Message = Filter | Concat | Prefill | Decode | Embed
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +161,18 @@ class PromptLogprobs:
     logprobs: Rows[float]
 
 
+@dataclass(frozen=True, slots=True)
+class Labelling:
+    """For each token of a text the number of its likeliest label, and how likely it is."""
+
+    labels: Rows[int]
+    scores: Rows[float]
+
+
+Vector = Rows[float]
+Told = Vector | Labelling
+
+
 @dataclass(slots=True)
 class Answer:
     """The answer to the last message of a plan; without rows when that was a Filter or a Concat."""
@@ -151,3 +182,4 @@ class Answer:
     rows: dict[int, AnswerRow]
     failed: dict[int, str]
     prompt_logprobs: Rows[PromptLogprobs] = ()
+    told: Mapping[int, Told] = field(default_factory=dict)  # of texts that were run as a whole

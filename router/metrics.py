@@ -18,7 +18,8 @@ from router.trials import Loss
 C, G, H = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 DURATIONS = tuple(accumulate(repeat(1.5, 35), mul, initial=0.0001))[1:]
 BATCH_SIZES = tuple(map(float, range(1, 1025)))
-METHOD, METHODS = ("method",), ("prefill", "decode")
+METHOD, CACHING = ("method",), ("prefill", "decode")
+METHODS = (*CACHING, "embed")
 ERRORS = ("overloaded", "validation", "template", "generation", "incomplete", "dropped", "timeout")
 REASONS = ("backpressure", "wait_exceeded", "chunking")
 STATES = ("held", "kept", "free")
@@ -85,7 +86,7 @@ def steps() -> tuple[Family, ...]:
         Family("tgi_batch_forward_duration", H, "Seconds of a step on the shards.", METHOD, METHODS, DURATIONS),
         Family("tgi_batch_decode_duration", H, "Seconds for making text of a step and looking for stop strings.",
                METHOD, METHODS, DURATIONS),
-        Family("tgi_batch_filter_duration", H, "Seconds of a Filter that did not ride on a step.", METHOD, METHODS,
+        Family("tgi_batch_filter_duration", H, "Seconds of a Filter that did not ride on a step.", METHOD, CACHING,
                DURATIONS),
         Family("tgi_batch_concat_duration", H, "Seconds of a Concat that did not ride on a step.", METHOD, ("decode",),
                DURATIONS),

@@ -16,6 +16,7 @@ from router.config import RouterConfig
 from router.errors import InvalidRequest, Overloaded, TemplateFailed
 from router.hashing import block_hashes
 from router.messages import ModelFacts
+from router.request import Wish
 from router.speech import Shape
 from router.tokenizer import Tokenizer
 
@@ -36,6 +37,8 @@ class Limits:
 
     @classmethod
     def of(cls, config: RouterConfig, facts: ModelFacts) -> Self:
+        if not facts.generation:
+            return cls(*[longest_text(config, facts)[0]] * 2)
         # A step that may yield several tokens needs places for all of them, also those that are under way.
         spare = config.look_ahead * (facts.tokens_per_step - 1)
         fits = min(facts.max_positions, facts.num_blocks * facts.block_size - spare)
@@ -46,6 +49,15 @@ class Limits:
         if prompt >= total:
             raise ValueError(f"--max-input-tokens is {prompt}, it must be below --max-total-tokens ({total})")
         return cls(max_input_tokens=prompt, max_total_tokens=total)
+
+
+def longest_text(config: RouterConfig, facts: ModelFacts) -> tuple[int, str]:
+    """The most tokens of a text that is run as a whole, and what limits them."""
+    limits = [(facts.max_positions, "what the model holds"),
+              (config.max_batch_prefill_tokens, "--max-batch-prefill-tokens")]
+    if config.max_input_tokens is not None:
+        limits.append((config.max_input_tokens, "--max-input-tokens"))
+    return min(limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +85,20 @@ class Names:
 TGI_NAMES = Names()
 
 
+Given = str | Conversation | tuple[int, ...]  # a client that tokenised a prompt by itself gives the ids
+Places = tuple[tuple[int, int] | None, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """A prompt as it came, and what its tokens depend on beside."""
 
-    text: str | Conversation
+    text: Given
     truncate: int | None
     max_new_tokens: int | None
     namespace: bytes  # who may share what is cached of it; empty for nobody
     names: Names = TGI_NAMES
+    wish: Wish = Wish.TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +107,7 @@ class Prompt:
     namespace: bytes
     block_hashes: tuple[bytes, ...]  # the names of its full blocks; none if nobody shares them
     num_characters: int  # of its text
+    places: Places = ()  # of tokens in the text, where labels are wanted; none for those that only mark it
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +128,7 @@ class Prompts:
         self._tokenizer = tokenizer
         self._template = template
         self._facts = facts
+        self._longest_text = longest_text(config, facts)
         self._most_waiting = config.max_concurrent_requests
         self._num_waiting = 0
         self._threads = ThreadPoolExecutor(config.validation_workers, thread_name_prefix="tokenizer")
@@ -128,9 +147,9 @@ class Prompts:
     async def encoded(self, text: str | Conversation, *, add_special_tokens: bool = True) -> Encoded:
         return await self._aside(text, partial(self._encode, text, add_special_tokens=add_special_tokens))
 
-    async def _aside(self, text: str | Conversation, work: Callable[[], T]) -> T:
+    async def _aside(self, text: Given, work: Callable[[], T]) -> T:
         """In a thread, unless the text is short."""
-        if isinstance(text, str) and len(text) <= SHORT_PROMPT:
+        if not isinstance(text, Conversation) and len(text) <= SHORT_PROMPT:
             return work()
         if self._num_waiting >= self._most_waiting:
             raise Overloaded(f"{self._num_waiting} prompts wait to be tokenised (--max-concurrent-requests)")
@@ -147,21 +166,42 @@ class Prompts:
         return Encoded(text, encoding.ids, encoding.offsets)
 
     def _tokenise(self, given: Text) -> Prompt:
-        is_rendered = isinstance(given.text, Conversation)  # such a text has its special tokens already
-        text = self._render(given.text) if isinstance(given.text, Conversation) else given.text
-        encoding = self._tokenizer.encoding(text, add_special_tokens=not is_rendered, last=given.truncate)
-        if not len(encoding):
+        tokens, places, num_characters = self._tokens_of(given)
+        if given.wish is not Wish.TEXT:
+            self._check_text(len(tokens), given.names)
+        elif not tokens:
             raise InvalidRequest(f"`{given.names.prompt}` must hold at least one token, got none")
-        given.names.check_length(len(encoding), given.max_new_tokens, self.limits)
-        tokens = tuple(encoding.ids)
+        else:
+            given.names.check_length(len(tokens), given.max_new_tokens, self.limits)
         if max(tokens) >= self._facts.vocabulary_size:
             raise InvalidRequest(f"`{given.names.prompt}` holds token {max(tokens)}; this model knows those below "
                                  f"{self._facts.vocabulary_size}")
         names = block_hashes(given.namespace, tokens, self._facts.block_size) if given.namespace else ()
-        return Prompt(tokens, given.namespace, names, len(text))
+        return Prompt(tokens, given.namespace, names, num_characters, places)
+
+    def _tokens_of(self, given: Text) -> tuple[tuple[int, ...], Places, int]:
+        if isinstance(given.text, tuple):
+            return given.text, (), 0
+        is_rendered = isinstance(given.text, Conversation)  # such a text has its special tokens already
+        text = self._render(given.text) if isinstance(given.text, Conversation) else given.text
+        if given.wish is Wish.LABELS:
+            located = self._tokenizer.located(text)
+            places = tuple(None if mark else place for mark, place in zip(
+                located.special_tokens_mask, located.offsets, strict=True))
+            return tuple(located.ids), places, len(text)
+        encoding = self._tokenizer.encoding(text, add_special_tokens=not is_rendered, last=given.truncate)
+        return tuple(encoding.ids), (), len(text)
 
     def _render(self, conversation: Conversation) -> str:
         if self._template is None:
             raise TemplateFailed("this model has no chat template (chat_template.jinja), so it is not made for chats; "
                                  "send whole prompts to /generate")
         return self._template.render(conversation)
+
+    def _check_text(self, num_tokens: int, names: Names) -> None:
+        limit, why = self._longest_text
+        if num_tokens == 0:
+            raise InvalidRequest(f"`{names.prompt}` must hold at least one token, got none")
+        if num_tokens > limit:
+            raise InvalidRequest(f"`{names.prompt}` must have at most {limit} tokens ({why}), got {num_tokens}; a text "
+                                 "is read as a whole, so shorten it")

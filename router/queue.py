@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
-from router.request import Resource
+from router.request import Resource, Wish
 from router.sequence import Sequence
 
 
@@ -37,6 +37,7 @@ class Queue:
         self._present = present
         self._lines: dict[str, Line] = {}  # by tenant; in none is nobody
         self.demand = Demand()
+        self.num_embeds = 0  # of all; counted, since every step asks for it
         # Who is set aside for what, best first; what has been waited for longest first.
         self.aside: dict[Resource, list[Sequence]] = {}
         self._wishes: dict[Resource, None] = {}  # what should come though nobody waits for it, or nobody else
@@ -73,6 +74,7 @@ class Queue:
         self._put(sequence, line)
         line.demand.add(sequence, 1)
         self.demand.add(sequence, 1)
+        self.num_embeds += sequence.request.wish is not Wish.TEXT
 
     def remove(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant.name
@@ -80,6 +82,7 @@ class Queue:
         self._take(sequence, line)
         line.demand.add(sequence, -1)
         self.demand.add(sequence, -1)
+        self.num_embeds -= sequence.request.wish is not Wish.TEXT
         if not line.demand.count:
             del self._lines[tenant]
 

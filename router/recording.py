@@ -147,4 +147,5 @@ def tupled(items: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def facts_of(told: dict[str, Any]) -> ModelFacts:
-    return ModelFacts(**told | {"measurements": tuple(Measurement(**row) for row in told["measurements"])})
+    return ModelFacts(**told | {"measurements": tuple(Measurement(**row) for row in told["measurements"]),
+                                "labels": tuple(told.get("labels", ()))})

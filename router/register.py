@@ -10,7 +10,7 @@ from router.deadlines import Deadlines
 from router.events import Expired, Failed, Finished
 from router.forecast import Forecast
 from router.queue import Queue
-from router.request import FinishReason, Request, Resource
+from router.request import FinishReason, Request, Resource, Wish
 from router.residents import Residents
 from router.running import Running
 from router.sequence import Sequence, State
@@ -85,7 +85,8 @@ class Register:
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> Finished:
         self.end(sequence, now)
-        self._forecast.ended(len(sequence.generated), sequence.request.max_new_tokens)
+        if sequence.request.wish is Wish.TEXT:
+            self._forecast.ended(len(sequence.generated), sequence.request.max_new_tokens)
         return Finished(sequence.number, reason)
 
     def fail(self, sequence: Sequence, reason: str, now: float) -> Failed:

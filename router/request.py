@@ -38,6 +38,16 @@ class SamplingParams:
     biases: tuple[float, ...] = ()  # one for each of the biased tokens
 
 
+class Wish(StrEnum):
+    """What is wanted of a prompt."""
+
+    TEXT = "text"  # that goes on from it
+    VECTOR = "vector"  # its embedding
+    LABELS = "labels"  # for each of its tokens the likeliest label
+
+
+EMBEDDED = (Wish.VECTOR, Wish.LABELS)  # run as a whole in one step, and nothing stays of them
+
 ADAPTER, GRAMMAR = "adapter", "grammar"
 
 
@@ -70,7 +80,7 @@ ANYONE = Tenant()
 class Request:
     id: str
     prompt: tuple[int, ...]
-    max_new_tokens: int
+    max_new_tokens: int  # 0 unless text is wanted
     key: int = 0  # 64 bits, feeds every draw of this request
     sampling: SamplingParams = field(default_factory=SamplingParams)
     end_tokens: frozenset[int] = frozenset()  # empty for one that goes on beyond the model's end tokens
@@ -85,6 +95,7 @@ class Request:
     adapter: Resource | None = None
     grammar: Resource | None = None
     adapter_name: str = ""  # for those who count; empty where nobody may know it
+    wish: Wish = Wish.TEXT
     max_length: int = field(init=False)  # prompt and everything that may be generated
 
     def __post_init__(self) -> None:

@@ -79,6 +79,11 @@ class Running:
         return Newcomer(sequence.number, sequence.request, tuple(sequence.generated), tuple(sequence.blocks),
                         sequence.computed)
 
+    def pass_through(self, sequence: Sequence) -> Newcomer:
+        """It takes part in one step, beside all batches, and holds nothing."""
+        sequence.state = State.ENDING
+        return Newcomer(sequence.number, sequence.request, (), ())
+
     def _wanted(self, sequence: Sequence) -> int:
         """Blocks that it would take from those that are free: what it finds and others hold anyway costs nothing."""
         cached = self.cached(sequence)

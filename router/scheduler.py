@@ -13,6 +13,7 @@ from collections.abc import Sequence as Rows
 from router.admission import Admission
 from router.blocks import Blocks
 from router.costs import CostModel, Load
+from router.embeds import Embeds
 from router.events import Entered, Event, Produced
 from router.forecast import Forecast
 from router.hashing import block_hash
@@ -20,7 +21,7 @@ from router.messages import Answer, ModelFacts, Move, Plan
 from router.policy import Policy
 from router.queue import Queue
 from router.register import Register
-from router.request import FinishReason, Request, Resource
+from router.request import FinishReason, Request, Resource, Wish
 from router.residents import Residents, Standing, waiting_for
 from router.running import Hasher, Running
 from router.sequence import Sequence, State
@@ -56,6 +57,7 @@ class Scheduler:
         blocks = Blocks(facts.num_blocks, facts.block_size)
         self.running = Running(self.policy, blocks, facts.tokens_per_step, self._hasher)
         self._steps: Steps = Mixed(self) if self.policy.mixed else Pause(self)
+        self._embeds = Embeds(self)
         self._in_flight: deque[Step] = deque()
         self._turns.start_empty(self.running)
         self._admission.start_empty(self.running)
@@ -194,7 +196,7 @@ class Scheduler:
         self._now = now
         self._leave_foreseen_ends()
         self._make_way()
-        draft = self._steps.draft()
+        draft = self._embeds.draft() or self._steps.draft()
         self._admission.backlog = len(self._queue) - self._queue.num_aside
         messages = draft.messages()
         if not messages:
@@ -218,6 +220,8 @@ class Scheduler:
         if step.load is not None:
             self.costs.observe(step.load, answer.seconds)
             self._learn_pace(step.load, step.crowded, now)
+        if step.wish is not Wish.TEXT:
+            return self._told(step, answer.failed, now)
         counts: dict[int, int] = {}
         events: list[Event] = [Produced(counts)] if step.expects else []
         rows, failed = answer.rows, answer.failed
@@ -261,8 +265,11 @@ class Scheduler:
 
     # -- what the steps may use
 
-    def next_newcomer(self) -> Sequence | None:
-        return self._turns.next(self._now)
+    def next_wish(self) -> Wish:
+        return self._turns.wish(self._now)
+
+    def next_newcomer(self, wish: Wish = Wish.TEXT) -> Sequence | None:
+        return self._turns.next(self._now, wish)
 
     def num_waiting(self) -> int:
         return len(self._queue)
@@ -307,6 +314,12 @@ class Scheduler:
         if end >= sequence.given:
             sequence.story.turn(Cause.DECODE, now)
 
+    def _told(self, step: Step, failed: Mapping[int, str], now: float) -> list[Event]:
+        """Of texts that were run as a whole there is nothing more to come."""
+        here = [sequence for sequence in step.members if sequence.state is not State.OVER]
+        return [self.sequences.fail(sequence, failed[sequence.number], now) if sequence.number in failed
+                else self.sequences.finish(sequence, FinishReason.LENGTH, now) for sequence in here]
+
     def _accept(self, sequence: Sequence, tokens: Rows[int], stop: int | None, events: list[Event], now: float) -> int:
         request = sequence.request
         counted, reason = count_tokens(request, len(sequence.generated), tokens, stop)
@@ -343,7 +356,10 @@ class Scheduler:
 
     def _misfit(self, sequence: Sequence) -> str:
         """Why it can never run, or nothing."""
-        blocks = self.running.blocks
-        if self.running.whole(sequence) > blocks.count:
-            return f"{sequence.request.max_length} tokens do not fit the cache of {blocks.count * blocks.size}"
+        blocks, length, most = self.running.blocks, sequence.request.max_length, self.policy.max_prefill_tokens
+        if sequence.request.wish is not Wish.TEXT:
+            if length > most:
+                return f"{length} tokens do not fit a step of {most} (--max-batch-prefill-tokens)"
+        elif self.running.whole(sequence) > blocks.count:
+            return f"{length} tokens do not fit the cache of {blocks.count * blocks.size}"
         return next(filter(None, map(self._residents.misfit, sequence.request.needs)), "")

@@ -19,7 +19,7 @@ class State(Enum):
     WAITING = auto()  # in the queue, holds nothing
     RUNNING = auto()  # in a batch
     YIELDING = auto()  # left its batch, waits for tokens under way and then again in the queue
-    ENDING = auto()  # left its batch since the tokens under way are its last
+    ENDING = auto()  # left its batch, or was in none: what is under way is the last of it
     OVER = auto()  # its terminal event was given
 
 

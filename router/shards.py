@@ -36,7 +36,7 @@ LOSSES = {
     grpc.StatusCode.ALREADY_EXISTS: Loss.DEFECT,
 }
 BEGINNINGS = (pb.WarmupRequest, pb.ResetRequest)
-STEPS = (pb.PrefillRequest, pb.DecodeRequest)
+STEPS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
 SEVERITY = [Loss.DEFECT, Loss.STEP_ERROR, Loss.DEATH]  # what follows a failure in its epoch is refused, and says less
 FIRST_WORD = 5.0  # seconds for a shard that listens to say that it does
 MUTE_AFTER = 5.0  # seconds without a connection after which it is looked at why there is none
@@ -45,12 +45,12 @@ NO_SERVICE = b""  # a HealthCheckRequest that names none
 ANSWERS: dict[str, Any] = {
     "Info": pb.InfoAnswer, "Warmup": pb.WarmupAnswer, "Reset": pb.ResetAnswer, "Prefill": pb.StepAnswer,
     "Decode": pb.StepAnswer, "Filter": pb.Acknowledgement, "Concat": pb.Acknowledgement, "Load": pb.LoadAnswer,
-    "Unload": pb.UnloadAnswer,
+    "Unload": pb.UnloadAnswer, "Embed": pb.EmbedAnswer,
 }
 METHODS = {
     pb.InfoRequest: "Info", pb.WarmupRequest: "Warmup", pb.ResetRequest: "Reset", pb.PrefillRequest: "Prefill",
     pb.DecodeRequest: "Decode", pb.FilterRequest: "Filter", pb.ConcatRequest: "Concat", pb.LoadRequest: "Load",
-    pb.UnloadRequest: "Unload",
+    pb.UnloadRequest: "Unload", pb.EmbedRequest: "Embed",
 }
 
 Call = Callable[..., Awaitable[Any]]

@@ -11,12 +11,13 @@ from itertools import groupby, islice
 from math import fsum
 
 from router.accounts import Account
-from router.request import FinishReason
+from router.request import FinishReason, Wish
 from router.story import RUNNING, Cause
 from router.validation import Choice
 from shard.traces import Attributes, Sender, Span
 
-TEXT, CHAT = "text_completion", "chat"  # what is done, in OpenTelemetry's words
+TEXT, CHAT, EMBEDDINGS = "text_completion", "chat", "embeddings"  # what is done, in OpenTelemetry's words
+LABELS = "token_classification"  # for which it has none
 QUEUE = "queue"  # waiting, whatever for
 MOST_PARTS = 100  # of one request; a client that hardly reads has it pause without end
 MOST_INTEGER = 2**63 - 1  # that OTLP can say
@@ -121,6 +122,8 @@ def asked(choices: Sequence[Choice]) -> dict[str, Value]:
     if not choices:
         return {}
     request, seed = choices[0].request, choices[0].seed
+    if request.wish is not Wish.TEXT:
+        return {}
     about: dict[str, Value] = {"max_tokens": request.max_new_tokens, "temperature": request.sampling.temperature}
     for name in ("top_p", "top_k", "frequency_penalty", "presence_penalty"):
         if value := getattr(request.sampling, name):

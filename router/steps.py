@@ -11,8 +11,9 @@ from typing import Protocol
 from router.batch import Batch
 from router.budget import Budget, load_of_chunk
 from router.costs import CostModel, Load
-from router.messages import Chunk, Concat, Decode, Filter, Grant, Message, Newcomer, Prefill
+from router.messages import Chunk, Concat, Decode, Embed, Filter, Grant, Message, Newcomer, Prefill
 from router.policy import Policy
+from router.request import Wish
 from router.running import Running
 from router.sequence import Sequence, State
 
@@ -24,7 +25,8 @@ class House(Protocol):
     running: Running
     costs: CostModel
 
-    def next_newcomer(self) -> Sequence | None: ...
+    def next_wish(self) -> Wish: ...
+    def next_newcomer(self, wish: Wish = Wish.TEXT) -> Sequence | None: ...
     def num_waiting(self) -> int: ...
     def take(self, newcomer: Sequence) -> None: ...
     def turn_away(self, newcomer: Sequence) -> None: ...
@@ -33,7 +35,8 @@ class House(Protocol):
 
 @dataclass(slots=True)
 class Draft:
-    """A step in the making. `before` precedes the step; without a batch there is no step."""
+    """A step in the making. `before` precedes the step; without a batch there is no step, unless it is one of texts
+    that are run as a whole: these are its chunks."""
 
     before: list[Filter | Concat] = field(default_factory=list)
     batch: Batch | None = None
@@ -43,6 +46,7 @@ class Draft:
     grants: list[Grant] = field(default_factory=list)
     crowded: bool = False  # a newcomer had to wait for its tokens
     alone: Load | None = None  # that of the ready ones without chunks, once somebody asked
+    wish: Wish = Wish.TEXT  # of all who take part
 
     def messages(self) -> list[Message]:
         step = self._step()
@@ -58,7 +62,9 @@ class Draft:
     def is_step(self) -> bool:
         return bool(self.chunks or self.ready)
 
-    def _step(self) -> Prefill | Decode | None:
+    def _step(self) -> Prefill | Decode | Embed | None:
+        if self.wish is not Wish.TEXT:
+            return Embed(self.wish, tuple(self.newcomers))
         if self.batch is None or not self.is_step:
             return None
         number, grants, keep = self.batch.number, tuple(self.grants), self._riding_filter(self.batch)

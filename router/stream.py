@@ -6,8 +6,10 @@ Knows nothing of how events are made or rendered. The engine puts, the dialect t
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from router.errors import Cancelled, RequestError
+from router.messages import Labelling, Told
 from router.request import FinishReason, Request
 from router.story import Story
 
@@ -15,6 +17,7 @@ from router.story import Story
 TOKEN_BYTES = 128
 TOP_TOKEN_BYTES = 64
 PROMPT_LOGPROB_BYTES = 64
+TOLD_BYTES = 16  # a value of an embedding, or a label
 
 
 @dataclass(slots=True)
@@ -53,11 +56,24 @@ class FinishedEvent:
 
 
 @dataclass(slots=True)
+class ToldEvent:
+    """All that is told of a text that was run as a whole, and its end."""
+
+    told: Told
+    story: Story
+    num_tokens: ClassVar[int] = 0  # were generated
+
+    @property
+    def size(self) -> int:
+        return TOLD_BYTES * len(self.told.labels if isinstance(self.told, Labelling) else self.told)
+
+
+@dataclass(slots=True)
 class FailedEvent:
     error: RequestError
 
 
-Event = TokenEvent | PromptEvent | FinishedEvent | FailedEvent
+Event = TokenEvent | PromptEvent | FinishedEvent | ToldEvent | FailedEvent
 
 
 class Stream:
@@ -141,6 +157,8 @@ class Stream:
         self._ended = True
         if isinstance(event, FinishedEvent):
             self._size += TOKEN_BYTES + len(event.text)
+        elif isinstance(event, ToldEvent):
+            self._size += event.size
         elif isinstance(event, FailedEvent):
             self.failure = event.error
             if isinstance(event.error, Cancelled) and self.cut is not None:

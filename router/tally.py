@@ -15,7 +15,7 @@ from router.adapter_tally import AdapterTally
 from router.budget import load_of_chunk
 from router.costs import Load
 from router.gaps import Gaps
-from router.messages import Answer, Concat, Decode, Filter, Newcomer, Plan, Prefill
+from router.messages import Answer, Concat, Decode, Embed, Filter, Newcomer, Plan, Prefill
 from router.meters import Histogram, Meters
 from router.metrics import LORAX, families
 from router.prompts import Limits
@@ -104,7 +104,7 @@ class RequestTally:
 
 
 class MethodTally:
-    """Of prefills, or of decodes."""
+    """Of prefills, of decodes, or of steps of texts that are run as a whole."""
 
     def __init__(self, meters: Meters, method: str) -> None:
         self.sent = meters.counter("tgi_batch_inference_count", method)
@@ -120,7 +120,8 @@ class StepTally:
         self._core = core
         self._one_token = one_token  # a step never yields more for a sequence
         self._methods: dict[type, MethodTally] = {
-            Prefill: MethodTally(meters, "prefill"), Decode: MethodTally(meters, "decode")}
+            Prefill: MethodTally(meters, "prefill"), Decode: MethodTally(meters, "decode"),
+            Embed: MethodTally(meters, "embed")}
         self._alone: dict[type, Histogram] = {
             Filter: meters.histogram("tgi_batch_filter_duration", "decode"),
             Concat: meters.histogram("tgi_batch_concat_duration", "decode")}
@@ -140,6 +141,8 @@ class StepTally:
             self._prompt_tokens.add(sum(chunk.length for chunk in step.chunks))
             if step.newcomers:
                 self._entered(step.newcomers)
+        elif isinstance(step, Embed):
+            self._prompt_tokens.add(sum(len(newcomer.request.prompt) for newcomer in step.newcomers))
         elif isinstance(step, Decode):
             self._num_decodes += 1
 

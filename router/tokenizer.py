@@ -31,6 +31,7 @@ class Tokenizer:
         self.end_tokens = frozenset(end_tokens)
         self._bytes = high_bytes(tokenizer)
         self._newline = tokenizer.token_to_id("<0x0A>")
+        self._unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "<unk>")
 
     @property
     def origin(self) -> str:
@@ -53,6 +54,14 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special)
+
+    def words(self, ids: Sequence[int], texts: Sequence[str]) -> str:
+        """Tokens as words, of which each stands for such a text: what the vocabulary does not have is shown as it
+        stands there."""
+        pieces = [text if token == self._unknown else self._tokenizer.id_to_token(token) or text
+                  for token, text in zip(ids, texts, strict=True)]
+        decoder = self._tokenizer.decoder
+        return decoder.decode(pieces) if decoder is not None else " ".join(pieces)
 
     def is_special(self, token: int) -> bool:
         return token in self.special

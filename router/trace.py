@@ -141,8 +141,9 @@ class Listener(Audience):
         self._figures.began, self._core = now, core
         for sequence in core.sequences:
             request, done = sequence.request, len(sequence.generated)
+            least = min(1, request.max_new_tokens)
             left = replace(request, prompt=(NOTHING,) * sequence.length, timeout=None,
-                           max_new_tokens=max(1, request.max_new_tokens - done))
+                           max_new_tokens=max(least, request.max_new_tokens - done))
             self._arrivals[sequence.number] = Arrival(0.0, left, 0, is_known=False)
             self._figures.is_there(sequence.number)
 

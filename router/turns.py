@@ -5,11 +5,12 @@ cache and the first has not been passed over for long. When steps failed, suspec
 of steps: how much of a newcomer runs is decided elsewhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 
 from router.policy import Policy
 from router.queue import Queue
+from router.request import EMBEDDED, Wish
 from router.running import Running
 from router.sequence import Sequence, State
 from router.shares import Shares
@@ -17,6 +18,7 @@ from router.story import Cause
 from router.trials import Trials
 
 LOOKED_AT = 64  # how deep a newcomer is searched behind those that must wait for something else
+ANYTHING, TEXTS = tuple(Wish), (Wish.TEXT,)
 MOSTLY = 0.5  # of a prompt: who finds so much in the cache may go before others
 
 
@@ -35,24 +37,34 @@ class Turns:
     def add_yielded(self, yielded: list[Sequence]) -> None:
         self._yielded = [sequence for sequence in (*self._yielded, *yielded) if is_coming_back(sequence)]
 
-    def next(self, now: float) -> Sequence | None:
-        """Who starts next; nobody while there is no room for whoever is first."""
+    def wish(self, now: float) -> Wish:
+        """What the next step is for: whatever the first wants. Who needs no room goes before somebody who waits for
+        it."""
+        if not self._queue.num_embeds:
+            return Wish.TEXT
+        first = self._first(now, ANYTHING)
+        if first is not None and first.request.wish is Wish.TEXT and self._no_room(first) is not None:
+            first = self._first(now, EMBEDDED)
+        return Wish.TEXT if first is None else first.request.wish
+
+    def next(self, now: float, wish: Wish = Wish.TEXT) -> Sequence | None:
+        """Who of those who want this starts next; nobody while there is no room for whoever is first."""
         if not len(self._queue):
             return None
-        first = self._first(now)
+        first = self._first(now, (wish,))
         if first is None:
             return None
         cause = self._no_room(first)
         if cause is not None:
             self.turn_away(first, cause, now)
             return None
-        return self._cached_before(first, now)
+        return self._cached_before(first, now) if wish is Wish.TEXT else first
 
     def below_its_share(self, now: float) -> list[Sequence]:
         """Who must yield so that a tenant which runs less than its share can start: nobody, mostly."""
         if not self._shares.several or self._trials or not len(self._queue):
             return []
-        first = self._first(now)
+        first = self._first(now, TEXTS)
         if first is None or self._no_room(first) is None:
             return []
         return self._running.make_way(first)
@@ -69,25 +81,24 @@ class Turns:
 
     # -- the inside
 
-    def _first(self, now: float) -> Sequence | None:
-        """The first that has nothing else to wait for than room."""
+    def _first(self, now: float, wishes: Collection[Wish]) -> Sequence | None:
+        """The first that wants one of these and has nothing else to wait for than room."""
         suspects = self._trials.first(self.is_stuck)
         if suspects is not None:
             everyone = sorted(suspects.values(), key=lambda sequence: sequence.rank)
-            return next((s for s in everyone if s.state is State.WAITING and not self.is_stuck(s)), None)
+            return next((s for s in everyone if s.state is State.WAITING and s.request.wish in wishes
+                         and not self.is_stuck(s)), None)
         first = None
         for tenant in self._shares.order(self._queue.tenants) if self._shares.several else self._queue.tenants:
             if first is None:
-                first = self._first_of(tenant, now)
+                first = next(self._startable(tenant, now, wishes), None)
             else:
                 self._queue.of(tenant)[0].story.turn(Cause.TENANT, now)
         return first
 
-    def _first_of(self, tenant: str, now: float) -> Sequence | None:
-        return next(self._startable(tenant, now), None)
-
-    def _startable(self, tenant: str, now: float) -> Iterator[Sequence]:
-        readers = (sequence for sequence in self._queue.of(tenant) if not sequence.held)
+    def _startable(self, tenant: str, now: float, wishes: Collection[Wish]) -> Iterator[Sequence]:
+        readers = (sequence for sequence in self._queue.of(tenant)
+                   if not sequence.held and sequence.request.wish in wishes)
         for sequence in islice(readers, LOOKED_AT):
             cause = self._obstacle(sequence) or (Cause.PREFIX if self._running.waits_for_prefix(sequence) else None)
             if cause is None:
@@ -104,6 +115,8 @@ class Turns:
         return None if sequence.lacks is None else Cause(sequence.lacks.kind)
 
     def _no_room(self, first: Sequence) -> Cause | None:
+        if first.request.wish is not Wish.TEXT:
+            return None  # it enters no batch
         if len(self._running) >= self._policy.max_batch_size:
             return Cause.BATCH
         if not self._running.has_room(first):

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from router.costs import Load
+from router.request import Wish
 from router.sequence import Sequence
 from router.steps import Draft, load_of_step
 
@@ -29,6 +30,7 @@ class Step:
     fills: tuple[Filled, ...] = ()
     load: Load | None = None  # none where nothing is computed
     crowded: bool = False  # there were prompts that did not fit in
+    wish: Wish = Wish.TEXT
 
     @classmethod
     def of(cls, draft: Draft, order: int) -> "Step":
@@ -50,7 +52,7 @@ class Step:
                 sequence.in_flight += 1
             expects = (*expects, *done)
         fills = tuple([Filled(sequence, sequence.blocks, sequence.computed) for sequence, _ in draft.chunks])
-        return cls(order, members, expects, fills, load, draft.crowded)
+        return cls(order, members, expects, fills, load, draft.crowded, draft.wish)
 
 
 def numbers(sequences: Iterable[Sequence]) -> tuple[int, ...]:

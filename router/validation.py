@@ -19,8 +19,8 @@ from router.grammar import Grammar
 from router.grammars import Grammars, Number
 from router.hashing import namespace
 from router.messages import ModelFacts
-from router.prompts import TGI_NAMES, Encoded, Limits, Names, Prompt, Prompts, Text
-from router.request import ANYONE, Request, Resource, SamplingParams, Tenant
+from router.prompts import TGI_NAMES, Encoded, Given, Limits, Names, Places, Prompt, Prompts, Text
+from router.request import ANYONE, Request, Resource, SamplingParams, Tenant, Wish
 from router.speech import Shape
 from router.tokenizer import Tokenizer
 
@@ -29,6 +29,11 @@ MAX_STOP_CHARACTERS = 1024
 MAX_SALT_CHARACTERS = 256
 MOST_PRIORITY = 10
 NO_ADAPTER = ""  # its place among those who share
+SERVED = {
+    Wish.TEXT: ("generate text", "generates text (/generate, /v1/chat/completions)"),
+    Wish.VECTOR: ("make embeddings", "makes embeddings (/embed, /v1/embeddings)"),
+    Wish.LABELS: ("label tokens", "labels tokens (/classify)"),
+}
 now = time.monotonic
 
 
@@ -36,7 +41,8 @@ now = time.monotonic
 class Wanted:
     """What a client asks for: types are right, nothing else is checked. None means not given."""
 
-    prompt: str | Conversation
+    prompt: Given
+    wish: Wish = Wish.TEXT
     names: Names = TGI_NAMES
     best_of: int | None = None
     greedy: bool = False  # nothing is drawn, whatever else is given
@@ -80,6 +86,7 @@ class Choice:
     seed: int | None
     num_characters: int = 0  # of the prompt's text
     adapter: Borrowed | None = None
+    places: Places = ()  # of the prompt's tokens in its text, where labels are wanted
 
 
 class Validator:
@@ -101,10 +108,11 @@ class Validator:
     async def choices(self, wanted: Wanted) -> list[Choice]:
         """The requests for what is wanted, one for each of `best_of`. Raises InvalidRequest, TemplateFailed,
         AdapterMissing, AdapterFailed, Overloaded or TimedOut."""
+        self._check_wish(wanted.wish)
         sampling = self._check(wanted)
         adapter = await self._adapter(wanted)
         space = self._namespace(wanted, adapter)
-        given = Text(wanted.prompt, wanted.truncate, wanted.max_new_tokens, space, wanted.names)
+        given = Text(wanted.prompt, wanted.truncate, wanted.max_new_tokens, space, wanted.names, wanted.wish)
         prompt = await self._prompts.of(given)
         grammar = await self._grammars.need(wanted.names.grammar, wanted.grammar)
         return [self._choice(wanted, sampling, prompt, adapter, grammar=grammar, index=index)
@@ -127,6 +135,12 @@ class Validator:
     def close(self) -> None:
         self._prompts.close()
         self._grammars.close()
+
+    def _check_wish(self, wish: Wish) -> None:
+        wishes = self._facts.wishes
+        if wish not in wishes:
+            does = " and ".join(SERVED[other][1] for other in wishes)
+            raise InvalidRequest(f"this model does not {SERVED[wish][0]}; it {does}")
 
     def _check(self, wanted: Wanted) -> SamplingParams:
         """All that can be said before the prompt is tokenised, in TGI's order."""
@@ -214,14 +228,14 @@ class Validator:
 
     def _namespace(self, wanted: Wanted, adapter: Borrowed | None) -> bytes:
         """Who may share what is cached of a prompt (--cache-scope)."""
-        if self._config.cache_scope == "off":
+        if self._config.cache_scope == "off" or wanted.wish is not Wish.TEXT:
             return b""
         tenant = wanted.tenant.name if self._config.cache_scope == "tenant" else ""
         return namespace(tenant, NO_ADAPTER if adapter is None else adapter.digest, wanted.cache_salt or "")
 
     def _choice(self, wanted: Wanted, sampling: SamplingParams, prompt: Prompt, adapter: Borrowed | None, *,
                 grammar: Resource | None, index: int) -> Choice:
-        left = self.limits.max_total_tokens - len(prompt.tokens)
+        left = self.limits.max_total_tokens - len(prompt.tokens) if wanted.wish is Wish.TEXT else 0
         seed = chosen_seed(wanted.seed) if sampling.temperature else None
         request = Request(
             id=choice_id(wanted.request_id or secrets.token_hex(16), index),
@@ -241,8 +255,9 @@ class Validator:
             adapter=None if adapter is None else adapter.resource,
             grammar=grammar,
             adapter_name="" if adapter is None or adapter.is_private else adapter.name,
+            wish=wanted.wish,
         )
-        return Choice(request, seed, prompt.num_characters, adapter)
+        return Choice(request, seed, prompt.num_characters, adapter, prompt.places)
 
 
 def choice_id(request_id: str, index: int) -> str:

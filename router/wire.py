@@ -16,6 +16,7 @@ from router.messages import (
     Chunk,
     Concat,
     Decode,
+    Embed,
     Filter,
     Grant,
     Measurement,
@@ -26,7 +27,7 @@ from router.messages import (
     Prefill,
     PromptLogprobs,
 )
-from router.request import Request, Resource, SamplingParams
+from router.request import Request, Resource, SamplingParams, Wish
 from shard.pb import shard_pb2 as pb
 
 FAILURES = {
@@ -35,12 +36,13 @@ FAILURES = {
     pb.NO_ROOM: "the model has no position left",
 }
 KINDS: dict[str, "pb.Kind"] = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
+WANTED: dict[Wish, "pb.Wanted"] = {Wish.VECTOR: pb.VECTORS, Wish.LABELS: pb.LABELS}
 SAMPLING = {field.name: field.default for field in fields(SamplingParams)}
 
 T = TypeVar("T")
 
 Traceparent = Callable[[int], str]  # of a sequence, by its number
-Wire = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatRequest
+Wire = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatRequest | pb.EmbedRequest
 
 
 class Defect(Exception):
@@ -74,6 +76,15 @@ def _encode(message: Message, epoch: int, order: int, traceparent: Traceparent) 
             return pb.FilterRequest(epoch=epoch, order=order, batch=message.batch, keep=_keep(message.keep))
         case Concat():
             return pb.ConcatRequest(epoch=epoch, order=order, batches=message.batches)
+        case Embed():
+            return _embed(message, epoch, order)
+
+
+def _embed(message: Embed, epoch: int, order: int) -> pb.EmbedRequest:
+    requests = [newcomer.request for newcomer in message.newcomers]
+    return pb.EmbedRequest(
+        epoch=epoch, order=order, wanted=WANTED[message.wish], num_tokens=[len(r.prompt) for r in requests],
+        tokens=chain.from_iterable(request.prompt for request in requests), adapters=_adapters(requests))
 
 
 def _sequences(newcomers: tuple[Newcomer, ...]) -> pb.Sequences | None:
@@ -91,9 +102,13 @@ def _sequences(newcomers: tuple[Newcomer, ...]) -> pb.Sequences | None:
         keys=[request.key for request in requests],
         sampling=_sampling(requests),
         prompt_logprobs=_column([request.prompt_logprobs for request in requests], False),
-        adapters=_column([request.adapter.id if request.adapter else 0 for request in requests], 0),
+        adapters=_adapters(requests),
         grammars=_column([request.grammar.id if request.grammar else 0 for request in requests], 0),
     )
+
+
+def _adapters(requests: list[Request]) -> list[int]:
+    return _column([request.adapter.id if request.adapter else 0 for request in requests], 0)
 
 
 def _sampling(requests: list[Request]) -> pb.Sampling:
@@ -168,7 +183,8 @@ def facts(infos: list[pb.InfoAnswer]) -> ModelFacts:
             warm.rows, warm.chunk_tokens, warm.context, warm.seconds, strict=True)),
         cache_bytes=sum(info.warmup.cache_bytes for info in infos), why=warm.why,
         grammars=all(info.grammars for info in infos), adapters=all(info.adapters for info in infos),
-        adapter_bytes=min(info.warmup.adapter_bytes for info in infos))
+        adapter_bytes=min(info.warmup.adapter_bytes for info in infos), generation=first.generation,
+        embeddings=first.embeddings, classification=first.classification, labels=tuple(first.labels))
 
 
 def loaded(info: pb.InfoAnswer) -> frozenset[Resource]:
@@ -179,12 +195,9 @@ def loaded(info: pb.InfoAnswer) -> frozenset[Resource]:
 
 def decode(answer: pb.StepAnswer, plan: Plan, model: ModelFacts) -> Answer:
     """The answer of rank 0 to the last message of a plan."""
-    if (answer.epoch, answer.order) != (plan.epoch, plan.order):
-        raise Defect(f"answer {answer.epoch}/{answer.order} to message {plan.epoch}/{plan.order}")
-    if not 0.0 <= answer.forward_seconds < 1e6:
-        raise Defect(f"a step that took {answer.forward_seconds} seconds")
+    check_place(answer, plan)
     rows = _rows(answer, model)
-    failed = _failed(answer)
+    failed = failures(answer)
     if not set(plan.expects) <= rows.keys() | failed.keys() or not rows.keys() <= set(plan.expects) - failed.keys():
         raise Defect(f"tokens for {[*rows]} and failures of {[*failed]} where {[*plan.expects]} were expected")
     if not failed.keys() <= set(plan.members):
@@ -220,7 +233,15 @@ def _top(answer: pb.StepAnswer, num_tokens: int, model: ModelFacts) -> list[list
     return list(cut(pairs, counts))
 
 
-def _failed(answer: pb.StepAnswer) -> dict[int, str]:
+def check_place(answer: pb.StepAnswer | pb.EmbedAnswer, plan: Plan) -> None:
+    if (answer.epoch, answer.order) != (plan.epoch, plan.order):
+        raise Defect(f"answer {answer.epoch}/{answer.order} to message {plan.epoch}/{plan.order}")
+    if not 0.0 <= answer.forward_seconds < 1e6:
+        raise Defect(f"a step that took {answer.forward_seconds} seconds")
+
+
+def failures(answer: pb.StepAnswer | pb.EmbedAnswer) -> dict[int, str]:
+    """Why, by what the answer names."""
     if len(answer.failed) != len(answer.failures):
         raise Defect(f"{len(answer.failed)} failed sequences with {len(answer.failures)} reasons")
     reasons = [FAILURES.get(failure, "the shard gave no reason") for failure in answer.failures]

@@ -27,7 +27,7 @@ import pytest
 import uvloop
 
 PR_SET_CHILD_SUBREAPER = 36
-PATIENCE = 2.0  # seconds for what is ending already, such as a thread after its last task
+PATIENCE = 10.0  # seconds for what is ending already, such as a thread after its last task
 BLOCKING = (  # what waits, and when it does not
     (time, "sleep", lambda *_: False),
     (subprocess.Popen, "wait", lambda process, *_, **__: process.returncode is not None),

@@ -18,7 +18,7 @@ from shard.server import OPTIONS, Presence
 from shard.service import ShardService
 from shard.simulated import SimulatedWorker
 
-STEPS = (pb.PrefillRequest, pb.DecodeRequest)
+STEPS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
 
 
 class Gate:

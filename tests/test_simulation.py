@@ -9,7 +9,7 @@ import pytest
 from world import Client, World
 
 from router.config import RouterConfig
-from router.request import ANYONE, Request, Resource, Tenant
+from router.request import ANYONE, EMBEDDED, Request, Resource, Tenant, Wish
 from shard.config import SimulatedConfig
 from shard.faults import KINDS, WRONGS
 
@@ -23,7 +23,7 @@ FAULT_POINTS = (set(KINDS) - {"wrong"}) | {f"wrong:{wrong}" for wrong in WRONGS}
 
 def random_fault(rng):
     kind = rng.choice(sorted(KINDS))
-    verbs = [verb for verb in KINDS[kind][0] if verb in {"prefill", "decode", "filter", "concat"}]
+    verbs = [verb for verb in KINDS[kind][0] if verb in {"prefill", "decode", "filter", "concat", "embed"}]
     argument = {"wrong": rng.choice(WRONGS), "late": "0.3", "slow": "1", "fail_sequence": "2"}.get(kind, "")
     text = f"{kind}@{rng.choice(verbs)}:{rng.randint(1, 25)}"
     return f"{text}:{argument}" if argument else text
@@ -38,12 +38,14 @@ def random_world(seed, **more):
         max_waiting_tokens=rng.choice([0, 3, 20]), max_active_adapters=rng.choice([1, 2, 3]),
         adapter_cycle_time_s=rng.choice([0.0, 0.2]))
     faults = [random_fault(rng) for _ in range(rng.choice([0, 1, 3, 6]))] + [f"poison@{POISON}"]
+    share = rng.choice([0.0, 0.0, 0.3, 0.7, 1.0])  # of those that want no text
     model = SimulatedConfig(
+        generation=share < 1.0, num_labels=5,
         num_blocks=rng.choice([14, 20, 40, 100]), tokens_per_step=rng.choice([1, 1, 1, 3]), max_positions=256,
         mean_output_length=rng.choice([0.0, 50.0]), faults=";".join(faults))
     world = World(config, model, seed, noise=lambda r: r.lognormvariate(0, 0.1), **more)
     carries_out = rng.random() < 0.5
-    for client in random_clients(rng, ADAPTERS if carries_out else [ADAPTER]):
+    for client in random_clients(rng, ADAPTERS if carries_out else [ADAPTER], share):
         world.add(client)
     if carries_out:
         world.move_seconds, world.load_fails = 0.05, lambda _: world.random.random() < 0.1
@@ -52,7 +54,7 @@ def random_world(seed, **more):
     return world
 
 
-def random_clients(rng, adapters):
+def random_clients(rng, adapters, share):
     now, clients, beginnings = 0.0, [], [tuple(rng.randrange(255) for _ in range(90)) for _ in range(2)]
     tenants = rng.choice([[ANYONE], [Tenant("one"), Tenant("three", weight=3.0)]])
     for number in range(20):
@@ -62,14 +64,18 @@ def random_clients(rng, adapters):
             prompt = rng.choice(beginnings)[:rng.randint(1, 90)] + prompt[:30]
         if rng.random() < 0.02:
             prompt = (*prompt, POISON)
-        output = rng.randint(1, 70)
+        wish = rng.choice(EMBEDDED) if rng.random() < share else Wish.TEXT
+        if wish in EMBEDDED:
+            prompt = prompt[-rng.choice([30, 30, 120]):]  # what a step cannot hold fails at once
+        output = rng.randint(1, 70) if wish is Wish.TEXT else 0
         request = Request(
-            str(number), prompt, output, key=rng.getrandbits(64), end_tokens=frozenset({256}),
+            str(number), prompt, output, wish=wish, key=rng.getrandbits(64), end_tokens=frozenset({256}),
             priority=rng.choice([0, 0, 0, 1]), tenant=rng.choice(tenants),
             timeout=rng.random() * 3 if rng.random() < 0.1 else None,
             adapter=rng.choice(adapters) if rng.random() < 0.2 else None)
         leaves_at = now + rng.random() * 3 if rng.random() < 0.2 else None
-        clients.append(Client(request, now, leaves_at, rng.randint(1, output) if rng.random() < 0.3 else None))
+        stops_after = rng.randint(1, output) if output and rng.random() < 0.3 else None
+        clients.append(Client(request, now, leaves_at, stops_after))
     return clients
 
 

@@ -12,13 +12,13 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-from router import wire
+from router import told, wire
 from router.config import RouterConfig
 from router.events import Entered, Expired, Failed, Finished, Produced, Refused
 from router.hashing import block_hashes, namespace
-from router.messages import Answer, Bring, ModelFacts, Plan, Remove
+from router.messages import Answer, Bring, Embed, Labelling, ModelFacts, Plan, Remove, Told
 from router.policy import Policy
-from router.request import FinishReason, Request, Resource
+from router.request import EMBEDDED, FinishReason, Request, Resource, Wish
 from router.scheduler import Scheduler
 from router.sequence import State
 from router.trials import Loss
@@ -28,11 +28,12 @@ from shard.config import ShardConfig, SimulatedConfig
 from shard.faults import Faults
 from shard.pb import shard_pb2 as pb
 from shard.simulated import FOREVER, SimulatedWorker, StepError
-from shard.tale import Tale
+from shard.tale import Tale, labels_of, vector_of
+from shard.texts import Text
 
 HANG_TIMEOUT = 5.0
 METHODS = {pb.PrefillRequest: "prefill", pb.DecodeRequest: "decode", pb.FilterRequest: "filter",
-           pb.ConcatRequest: "concat"}
+           pb.ConcatRequest: "concat", pb.EmbedRequest: "embed"}
 
 
 class Died(Exception):
@@ -63,6 +64,7 @@ class Client:
     held_for_ever: bool = False
     number: int | None = None
     tokens: list[int] = field(default_factory=list)
+    told: Told | None = None  # instead of tokens
     ended_at: float | None = None
     end: str | None = None
 
@@ -76,8 +78,18 @@ def expected_tokens(request: Request, length: int, model: SimulatedConfig) -> li
     return [tale.token(index) for index in range(length)]
 
 
+def expected_told(request: Request, model: SimulatedConfig) -> Told:
+    """What it tells of a text that is run as a whole."""
+    text = Text(list(request.prompt), request.adapter.id if request.adapter else 0)
+    if request.wish is Wish.VECTOR:
+        return vector_of(text, model.embedding_width, model.seed)
+    return Labelling(*labels_of(text, model.num_labels, model.seed))
+
+
 def named(request: Request, block_size: int) -> Request:
     """As the validator makes it: who shares with whom follows from the tenant and the adapter."""
+    if request.wish in EMBEDDED:
+        return request
     space = namespace(request.tenant.name, str(request.adapter and request.adapter.id), salt=b"")
     return replace(request, namespace=space, block_hashes=block_hashes(space, request.prompt, block_size))
 
@@ -228,6 +240,7 @@ class World:
             self._load(resource)
 
     def _send(self, plan: Plan) -> None:
+        self._check_embeds(plan)
         self.sent.append((self.now, plan))
         start = max(self.now, self._busy_until)
         try:
@@ -244,12 +257,28 @@ class World:
         except StepError:
             self._arrange(plan, start, Loss.STEP_ERROR, 0.0)
         else:
-            seconds = answer.forward_seconds * self.noise(self.random) if isinstance(answer, pb.StepAnswer) else 0.0
+            is_step = isinstance(answer, pb.StepAnswer | pb.EmbedAnswer)
+            seconds = answer.forward_seconds * self.noise(self.random) if is_step else 0.0
             self._busy_until = start + seconds
             late = self.worker.lateness(plan.epoch, plan.order)
             self._arrange(plan, self._busy_until + late, (answer, seconds), 0.0)
         self.fired |= {f"{fault.kind}:{fault.argument}" if fault.kind == "wrong" else fault.kind
                        for fault in self.worker.faults if fault.fired}
+
+    def _check_embeds(self, plan: Plan) -> None:
+        """L4: a step of texts keeps the limits, and between two of them those who generate have one."""
+        step, running = plan.messages[-1], list(self.core.running)
+        if not isinstance(step, Embed):
+            return
+        requests = [newcomer.request for newcomer in step.newcomers]
+        assert len(plan.messages) == 1
+        assert {request.wish for request in requests} == {step.wish}
+        assert plan.members == plan.expects == tuple(newcomer.sequence for newcomer in step.newcomers)
+        assert len(requests) <= self.policy.max_batch_size
+        assert sum(len(request.prompt) for request in requests) <= self.policy.max_prefill_tokens
+        before = self.sent[-1][1] if self.sent else None
+        if running and before is not None and before.epoch == plan.epoch:
+            assert not isinstance(before.messages[-1], Embed), "two steps of texts while others generate"
 
     def _check_refusal(self, refused: Exception) -> None:
         """Unless something went wrong earlier in this epoch, a shard refuses only when it is told to."""
@@ -279,15 +308,18 @@ class World:
 
     def _take(self, plan: Plan, message: Any, seconds: float) -> bool:
         try:
-            if isinstance(message, pb.StepAnswer):
+            if isinstance(message, pb.StepAnswer | pb.EmbedAnswer):
                 message.forward_seconds = seconds
-                answer = wire.decode(message, plan, self.facts)
+                decode = wire.decode if isinstance(message, pb.StepAnswer) else told.decode
+                answer = decode(message, plan, self.facts)
                 self.answers.append((plan, seconds))
             else:
                 answer = Answer(plan.epoch, 0.0, {}, {})
         except wire.Defect:
             self._lose(Loss.DEFECT)
             return False
+        for number, heard in answer.told.items():
+            self.clients[number].told = heard
         stopped = {number: stop for number, row in answer.rows.items() if (stop := self._stop(number, row.tokens))}
         self._hear(self._call("complete", plan.order, answer, stopped, self.now), answer)
         self._replay_old_answer(plan, answer)
@@ -445,7 +477,11 @@ class World:
         """Who finished finished where it should."""
         for client in self.everyone:
             length, request = len(client.tokens), client.request
-            if client.end == FinishReason.LENGTH:
+            if request.wish in EMBEDDED:
+                right = client.end == FinishReason.LENGTH
+                assert client.told == (expected_told(request, self.model) if right else client.told)
+                assert not client.tokens
+            elif client.end == FinishReason.LENGTH:
                 assert length == request.max_new_tokens
             elif client.end == FinishReason.END_TOKEN:
                 assert client.tokens[-1] in request.end_tokens

@@ -14,11 +14,13 @@ from router.config import RouterConfig
 from router.errors import AdapterMissing, Cancelled, NotReady
 from router.http import lorax_rendering
 from router.http.adapters import AdapterRoutes
+from router.http.classify import Classify
 from router.http.clouds import Clouds
 from router.http.completions import Completions
 from router.http.cors import allow_origins
 from router.http.dialect import About, Engine, House
 from router.http.docs import Docs
+from router.http.embeddings import Embeddings
 from router.http.errors import Told, shortened
 from router.http.headers import identity
 from router.http.health import Probes
@@ -52,9 +54,10 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
         count_requests(engine.tally.requests)])
     house = House(engine, validator, config, about, Outbox())
     app.add_routes(first_of_each([
-        *dialects(house), *Tokens(house).routes(), *Facts(house).routes(), *AdapterRoutes(house).routes(),
-        *Docs(config.compat).routes(), *Metrics(engine, takes_json=house.is_lorax).routes(),
-        *Requests(engine).routes(), *Probes(engine.ailment, lambda: None).routes()]))
+        *dialects(house), *Embeddings(house).routes(), *Classify(house).routes(), *Tokens(house).routes(),
+        *Facts(house).routes(), *AdapterRoutes(house).routes(), *Docs(config.compat).routes(),
+        *Metrics(engine, takes_json=house.is_lorax).routes(), *Requests(engine).routes(),
+        *Probes(engine.ailment, lambda: None).routes()]))
     allow_origins(app, config.cors_allow_origin)
     return app
 

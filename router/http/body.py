@@ -2,6 +2,7 @@
 mean."""
 
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from aiohttp import web
@@ -34,8 +35,8 @@ async def read_body(request: web.Request, shape: type[F]) -> F:
         raise malformed(error) from None
 
 
-def json_answer(told: object) -> web.Response:
-    return web.Response(body=json.dumps(told).encode(), content_type="application/json")
+def json_answer(told: object, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=json.dumps(told).encode(), headers=headers, content_type="application/json")
 
 
 def check_media_type(request: web.Request) -> None:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 
 from router.http.adapters import LoadAdapter, LoadLora, UnloadLora
 from router.http.body import Foreign
+from router.http.classify import ClassifyBatchRequest, ClassifyRequest
 from router.http.clouds import Instances
 from router.http.completions import Completion
+from router.http.embeddings import EmbeddingsRequest, EmbedRequest
 from router.http.lorax import LoraxCompatGenerate, LoraxGenerate, TokenizeText
 from router.http.lorax_v1 import LoraxChat, LoraxCompletion
 from router.http.openai import ChatRequest
@@ -44,6 +46,12 @@ GENERATING = (
     Entry("POST", "/chat_tokenize", "The prompt that the model's template makes of a chat, and its tokens.",
           (ChatRequest,)),
 )
+READING = (
+    Entry("POST", "/embed", "The embedding of a text.", (EmbedRequest,)),
+    Entry("POST", "/v1/embeddings", "The embeddings of one text or several, as OpenAI has them.", (EmbeddingsRequest,)),
+    Entry("POST", "/classify", "What a text names, by the labels of its tokens.", (ClassifyRequest,)),
+    Entry("POST", "/classify_batch", "The same for several texts.", (ClassifyBatchRequest,)),
+)
 ADAPTERS = (
     Entry("GET", "/v1/adapters", "The adapters that are known: what they are, and how things are with them.",
           refusals=("422",)),
@@ -73,7 +81,8 @@ PROBES = (
     Entry("GET", "/startup", "How far the start of the shards is; 200 once it is over."),
 )
 SECTIONS: Mapping[str, tuple[Entry, ...]] = {
-    "Generate": GENERATING, "Adapters": ADAPTERS, "Ask the server": TELLING, "Probes": PROBES}
+    "Generate": GENERATING, "Embed and classify": READING, "Adapters": ADAPTERS, "Ask the server": TELLING,
+    "Probes": PROBES}
 # What the same routes take with --compat lorax.
 LORAX: dict[str, tuple[type[Foreign], ...]] = {
     "/": (LoraxCompatGenerate,),

@@ -4,8 +4,8 @@ Knows no route and no JSON.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -16,7 +16,7 @@ from router.config import RouterConfig
 from router.errors import Cancelled
 from router.http.headers import Caller
 from router.http.metrics import FAILURE
-from router.http.rendering import Answer, Collector
+from router.http.rendering import Answer, Collector, Said, said
 from router.http.sse import EventStream, Outbox, event_stream
 from router.messages import ModelFacts
 from router.request import Request, Resource, Tenant
@@ -115,12 +115,24 @@ async def open_stream(request: web.Request, headers: Mapping[str, str], patience
 
 async def collected(house: House, choices: Sequence[Choice], caller: Caller) -> list[Answer]:
     """The answers of all choices. When one fails or the client leaves, all are given up."""
+    with submitted(house, choices, caller) as streams:
+        return await together(Collector(*pair).answer() for pair in zip(streams, choices, strict=True))
+
+
+async def told(house: House, choices: Sequence[Choice], caller: Caller) -> list[Said]:
+    """The same for texts that are run as a whole."""
+    with submitted(house, choices, caller) as streams:
+        return await together(said(*pair) for pair in zip(streams, choices, strict=True))
+
+
+@contextmanager
+def submitted(house: House, choices: Sequence[Choice], caller: Caller) -> Iterator[list[Stream]]:
     with ExitStack() as leaving:
         streams = []
         for choice in choices:
             streams.append(house.submit(choice, caller))
             leaving.callback(streams[-1].close)
-        return await together(Collector(*pair).answer() for pair in zip(streams, choices, strict=True))
+        yield streams
 
 
 async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:

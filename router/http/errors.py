@@ -13,6 +13,8 @@ from aiohttp import web
 from router.errors import (
     AdapterFailed,
     AdapterMissing,
+    ClassificationFailed,
+    EmbeddingFailed,
     GenerationFailed,
     InvalidRequest,
     NotReady,
@@ -35,6 +37,8 @@ KINDS: dict[type[Exception], tuple[int, str, str]] = {
     NotReady: (503, "overloaded", "Model is not ready: "),
     AdapterMissing: (424, "generation", "Request failed during generation: "),
     AdapterFailed: (424, "generation", "Request failed during generation: "),
+    EmbeddingFailed: (500, "embedding_failure", "Embedding Failure: "),
+    ClassificationFailed: (500, "classification_failure", "Classification Failure: "),
     GenerationFailed: (424, "generation", "Request failed during generation: "),
     TimedOut: (408, "timeout", "Request timed out: "),
 }

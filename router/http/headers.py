@@ -16,7 +16,7 @@ from aiohttp import web
 from router.adapters import Borrowed, Named
 from router.errors import InvalidRequest
 from router.http.keys import TENANT, TOKEN
-from router.http.rendering import Answer
+from router.http.rendering import Answer, Said
 from router.messages import ModelFacts
 from router.meters import Counter
 from router.request import ANYONE, Tenant
@@ -108,7 +108,7 @@ def going_by(adapter: Named | Borrowed | None) -> dict[str, str]:
         "x-adapter-id": adapter.name[:MOST_NAMED], "x-adapter-source": (adapter.source or "")[:MOST_NAMED]}
 
 
-def timings(answers: Sequence[Answer], validation_seconds: float, total_seconds: float) -> dict[str, str]:
+def timings(answers: Sequence[Answer | Said], validation_seconds: float, total_seconds: float) -> dict[str, str]:
     """Of all answers together: for several prompts the sums."""
     spent = seconds_of(answers)
     num_tokens = sum(answer.end.num_tokens for answer in answers)
@@ -132,7 +132,7 @@ def timings(answers: Sequence[Answer], validation_seconds: float, total_seconds:
     }
 
 
-def seconds_of(answers: Sequence[Answer]) -> Mapping[Cause, float]:
+def seconds_of(answers: Sequence[Answer | Said]) -> Mapping[Cause, float]:
     now, sums = clock(), dict[Cause, float]()
     for answer in answers:
         for cause, seconds in answer.end.story.seconds(now).items():

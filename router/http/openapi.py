@@ -26,6 +26,7 @@ REFUSALS = {
     "422": "Something in it is not as it must be.",
     "424": "It failed while it was generated.",
     "429": "There is no room for it now.",
+    "500": "It failed while it was read as a whole, or by a fault of the server.",
     "503": "No shards are ready.",
 }
 

@@ -54,6 +54,10 @@ LORAX: dict[str, Range] = SHARED | {
 RANGES: dict[str, dict[str, Range]] = {
     "Generate": SHARED | {"inputs": TEXT},
     "CompatGenerate": SHARED | {"inputs": TEXT},
+    "EmbedRequest": {"inputs": TEXT},
+    "EmbeddingsRequest": {"input": TEXT, "dimensions": SOME},
+    "ClassifyRequest": {"inputs": TEXT},
+    "ClassifyBatchRequest": {"inputs": {"minItems": 1, "items": {"type": "string", **TEXT}}},
     "Parameters": SHARED | {
         "temperature": ABOVE_ZERO,
         "repetition_penalty": ABOVE_ZERO,

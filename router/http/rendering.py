@@ -10,7 +10,7 @@ from json.encoder import encode_basestring_ascii as quoted
 
 from router.errors import Cancelled
 from router.http.errors import Told
-from router.stream import Event, FailedEvent, FinishedEvent, PromptEvent, Stream, TokenEvent, TopToken
+from router.stream import Event, FailedEvent, FinishedEvent, PromptEvent, Stream, TokenEvent, ToldEvent, TopToken
 from router.tokenizer import Tokenizer
 from router.validation import Choice
 
@@ -128,6 +128,24 @@ class Answer:
     def _top_tokens(self) -> str:
         tops = [token.top for token in self.tokens]
         return f',"top_tokens":[{",".join(map(top_json, tops))}]' if any(tops) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What was told of a text that was run as a whole."""
+
+    choice: Choice
+    end: ToldEvent
+
+
+async def said(stream: Stream, choice: Choice) -> Said:
+    """Raises the error of a request that failed."""
+    while True:
+        for event in await stream.events():
+            if isinstance(event, FailedEvent):
+                raise event.error
+            if isinstance(event, ToldEvent):
+                return Said(choice, event)
 
 
 class Collector:

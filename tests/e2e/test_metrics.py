@@ -32,7 +32,7 @@ async def known_load(weft: Any) -> None:
 
 
 def methods(samples: dict[str, float], name: str) -> float:
-    return sum(samples[f'{name}{{method="{method}"}}'] for method in ("prefill", "decode"))
+    return sum(samples[f'{name}{{method="{method}"}}'] for method in ("prefill", "decode", "embed"))
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ COUNTED: dict[str, float] = {
     "tgi_prefix_hit_tokens": 0,
     "tgi_batch_prompt_tokens": sum(map(len, ACCEPTED)),
     "tgi_batch_generated_tokens": NUM_TOKENS,
-    **{f'tgi_batch_inference_failure{{method="{method}"}}': 0 for method in ("prefill", "decode")},
+    **{f'tgi_batch_inference_failure{{method="{method}"}}': 0 for method in ("prefill", "decode", "embed")},
     **{f'tgi_batch_concat{{reason="{reason}"}}': 0 for reason in ("backpressure", "wait_exceeded")},
     **{f'tgi_shard_lost{{loss="{loss}"}}': 0 for loss in ("step_error", "death", "defect")},
     **{f"tgi_request_{name}_count": len(PROMPTS) for name in (
@@ -261,7 +261,7 @@ COUNTED: dict[str, float] = {
     **{f'weft_adapter_{name}{{adapter="other"}}': 0 for name in ("requests", "generated_tokens")},
 }
 STEPS = {f'tgi_batch_inference_{name}{{method="{method}"}}' for name in ("count", "success")
-         for method in ("prefill", "decode")}
+         for method in ("prefill", "decode", "embed")}
 JOINED = 'tgi_batch_concat{reason="chunking"}'  # how many joined others depends on who came first
 
 

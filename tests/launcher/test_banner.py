@@ -56,3 +56,11 @@ def test_an_address_of_version_six_is_written_as_urls_have_it() -> None:
 ])
 def test_it_says_who_may_ask_and_how_that_is_changed(host: str, keyed: bool, told: str) -> None:
     assert lines(host=host, keyed=keyed)[3] == f"  clients  {told}"
+
+
+@pytest.mark.parametrize(("instead", "path"), [("vector", "/embed"), ("labels", "/classify")])
+def test_of_an_encoder_it_shows_what_that_does_and_no_cache(instead: str, path: str) -> None:
+    with bind("127.0.0.1", 0) as listener:
+        told = banner(listener, 1, MODEL, SERVED | {"instead_of_text": instead}, keyed=False).split("\n")
+    assert [line.split()[0] for line in told[1:]] == ["runs", "clients", "try", "stop"]
+    assert f"{path} " in told[3]

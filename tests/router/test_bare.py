@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from router.bare import END, KEPT, LEFT_OUT, bare, heard, request_of, told
-from router.request import Request, Resource, Tenant
+from router.request import Request, Resource, Tenant, Wish
 
 FULL = Request("a", (7, 8, 9), 5, key=3, end_tokens=frozenset({4}), stop_strings=("stop",), priority=1,
                tenant=Tenant("t", 2.0, 1, 2, 3), timeout=1.5, namespace=b"n", block_hashes=(b"x", b"y"),
@@ -27,3 +27,15 @@ def test_what_is_told_is_heard():
 def test_a_request_without_adapter_and_tenant_is_told_as_well():
     plain = Request("a", (7,), 5)
     assert heard(told(bare(plain))) == request_of(*bare(plain))
+
+
+def test_a_request_from_before_there_were_wishes_wants_text():
+    values = told(bare(Request("a", (7,), 5)))
+    del values["wish"]
+    assert heard(values).wish is Wish.TEXT
+
+
+def test_a_wish_is_told_by_its_name_and_heard():
+    values = told(bare(Request("a", (7,), 0, wish=Wish.LABELS)))
+    assert values["wish"] == "labels"
+    assert heard(values).wish is Wish.LABELS

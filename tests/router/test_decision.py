@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from router import decision
 from router.events import Failed, Finished, Produced
-from router.messages import Chunk, Concat, Decode, Filter, Grant, Newcomer, Plan, Prefill
-from router.request import FinishReason, Request
+from router.messages import Chunk, Concat, Decode, Embed, Filter, Grant, Newcomer, Plan, Prefill
+from router.request import FinishReason, Request, Wish
 
 DECODE = Plan(1, 5, (Decode(1, (Grant(3, (8,)),), (3, 4)),), (3, 4), (3, 4), 0.1)
 NEWCOMER = Newcomer(5, Request("a", (1, 2, 3), 4), (9,), (6, 7), 0)
@@ -53,3 +53,11 @@ def test_events_are_told_but_for_tokens():
     events = [Produced({1: 1, 2: 1}), Finished(1, FinishReason.LENGTH), Failed(2, "why")]
     assert decision.of_events(events) == (("Finished", 1, "length"), ("Failed", 2, "why"))
     assert decision.of_events(events[:1]) == ()
+
+
+def test_a_step_of_texts_is_written_down_with_its_wish():
+    newcomer = Newcomer(5, Request("a", (1, 2, 3), 0, wish=Wish.VECTOR), (), ())
+    plan = Plan(1, 8, (Embed(Wish.VECTOR, (newcomer,)),), (5,), (5,), 0.1)
+    order, _, decodes, newcomers, tokens = decision.of_plan(plan)
+    assert (order, decodes, newcomers, tokens) == (8, 0, 1, 3)
+    assert digest(plan) != digest(replace(plan, messages=(Embed(Wish.LABELS, (newcomer,)),)))

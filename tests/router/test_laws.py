@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from world import Client, World
 
 from router.config import RouterConfig
-from router.request import ANYONE, Request, Resource, Tenant
+from router.request import ANYONE, Request, Resource, Tenant, Wish
 from shard.config import SimulatedConfig
 from shard.faults import parse_fault
 
@@ -21,6 +21,7 @@ MORE = st.fixed_dictionaries({
     "shared": st.integers(0, 80),  # tokens at its beginning that others have as well
     "tenant": st.sampled_from(TENANTS),
     "timeout": st.sampled_from([None, None, None, 0.01, 0.3]),
+    "wish": st.sampled_from([Wish.TEXT, Wish.TEXT, Wish.TEXT, Wish.VECTOR, Wish.LABELS]),
 })
 
 
@@ -32,7 +33,7 @@ class CoreMachine(RuleBasedStateMachine):
             max_batch_prefill_tokens=64, max_batch_size=6, max_total_tokens=160, look_ahead=look_ahead,
             prefill_policy="mixed" if mixed else "pause")
         model = SimulatedConfig(num_blocks=num_blocks, tokens_per_step=tokens_per_step, max_positions=256,
-                                mean_output_length=60.0)
+                                mean_output_length=60.0, num_labels=5)
         self.world = World(config, model, seed)
         self.number = 0
 
@@ -42,6 +43,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.number += 1
         shared = more.pop("shared")
         tokens = tuple((self.number * 7 * (index >= shared) + index) % 256 for index in range(prompt))
+        output *= more["wish"] is Wish.TEXT
         request = Request(str(self.number), tokens, output, key=self.number, end_tokens=frozenset({256}),
                           priority=priority, adapter=needs, **more)
         self.world.add(Client(request, self.world.now, stops_after=stop or None))

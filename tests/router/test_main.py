@@ -82,3 +82,8 @@ def test_whoever_is_over_first_ends_the_wait_and_the_other_is_given_up():
         assert await came_first(asyncio.sleep(0), never.wait())
         assert not await came_first(never.wait(), asyncio.sleep(0))
     asyncio.run(scenario())
+
+
+def test_of_a_model_that_generates_nothing_it_tells_what_it_does_instead() -> None:
+    facts = ModelFacts("m", "cpu", "float32", 512, 160, 16, 100, generation=False, classification=True)
+    assert served(facts)["instead_of_text"] == "labels"

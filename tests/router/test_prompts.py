@@ -13,6 +13,7 @@ from router.errors import InvalidRequest, Overloaded, TemplateFailed
 from router.hashing import block_hashes
 from router.messages import ModelFacts
 from router.prompts import SHORT_PROMPT, Limits, Prompt, Prompts, Text
+from router.request import Wish
 from router.tokenizer import byte_tokenizer
 
 FACTS = ModelFacts(model="m", device="cpu", dtype="float32", vocabulary_size=512, max_positions=2048, block_size=16,
@@ -122,3 +123,39 @@ def test_messages_are_rendered_beside_the_event_loop_however_few():
             return "hi"
     made(Conversation(()), template=Watched("", {}))
     assert names == ["tokenizer_0"]
+
+
+# -- texts that are run as a whole
+
+
+def whole(prompt, wish=Wish.VECTOR, facts=FACTS, **settings):
+    with closing(Prompts(RouterConfig(**settings), facts, TOKENIZER)) as prompts:
+        return asyncio.run(prompts.of(Text(prompt, None, None, b"", wish=wish)))
+
+
+@pytest.mark.parametrize(("settings", "limit"), [
+    ({}, "2048 tokens (what the model holds)"),
+    ({"max_batch_prefill_tokens": 40}, "40 tokens (--max-batch-prefill-tokens"),
+    ({"max_input_tokens": 30, "max_total_tokens": 60}, "30 tokens (--max-input-tokens)")])
+def test_a_text_that_cannot_be_cut_has_limits_of_its_own(settings, limit):
+    most = int(limit.split()[0])
+    assert len(whole("x" * most, **settings).tokens) == most
+    with pytest.raises(InvalidRequest, match="is read as a whole") as refused:
+        whole("x" * (most + 1), **settings)
+    assert f"at most {limit}" in str(refused.value)
+
+
+def test_where_nothing_is_generated_the_limits_are_those_of_a_text():
+    encoder = replace(FACTS, generation=False, max_positions=160)
+    assert Limits.of(RouterConfig(), encoder) == Limits(max_input_tokens=160, max_total_tokens=160)
+
+
+def test_tokens_that_are_given_stay_as_they_are():
+    assert whole((7, 256, 8)).tokens == (7, 256, 8)
+    with pytest.raises(InvalidRequest, match="token 512"):
+        whole((7, 512))
+
+
+def test_where_labels_are_wanted_tokens_have_places():
+    assert whole("ab", Wish.LABELS).places == ((0, 1), (1, 2))
+    assert whole("ab").places == ()

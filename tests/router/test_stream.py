@@ -6,8 +6,9 @@ import pytest
 from hearing import lived
 
 from router.errors import Cancelled, GenerationFailed
+from router.messages import Labelling
 from router.request import FinishReason, Request
-from router.stream import FailedEvent, FinishedEvent, PromptEvent, Stream, TokenEvent, TopToken
+from router.stream import FailedEvent, FinishedEvent, PromptEvent, Stream, TokenEvent, ToldEvent, TopToken
 
 TOKEN = TokenEvent(104, "h", -1.0, special=False)
 END = FinishedEvent(FinishReason.LENGTH, "h", 1, lived())
@@ -152,3 +153,12 @@ def test_what_a_stream_ended_with_is_known_afterwards():
         stream.put(FailedEvent(failure))
         assert stream.failure is failure
     run(scenario)
+
+
+@pytest.mark.parametrize("told", [[0.5, 1.0], Labelling([1, 2], [0.5, 0.25])])
+def test_what_is_told_of_a_whole_text_is_the_end(told):
+    stream, left = Stream(Request("a", (1,), 0), 1000, int, int, lambda: left.append(True)), []
+    stream.put(ToldEvent(told, lived()))
+    assert stream.size == 32
+    stream.close()
+    assert not left

@@ -191,3 +191,10 @@ def test_other_threads_run_while_a_long_text_is_encoded():
         turns += 1
     thread.join()
     assert turns > 3
+
+
+def test_words_are_made_of_pieces_and_what_is_unknown_is_shown_as_it_stands_there():
+    pieces = {"[UNK]": 0, "un": 1, "##known": 2, "words": 3}
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece()
+    assert Tokenizer(tokenizer, ()).words([1, 2, 0, 3], ["un", "known", "\u2603", "words"]) == "unknown \u2603 words"

@@ -94,11 +94,12 @@ def test_a_request_goes_by_the_adapter_that_it_names_and_its_head_says_so(serve,
 def test_the_token_of_a_client_goes_where_its_adapter_comes_from(serve, path):
     async def scenario(client, _):
         for more in ({}, {"api_token": "key"}):
-            answer = await client.post(path, json=naming(path, "secret", **more), headers={"Authorization": "Bearer x"})
+            answer = await client.post(
+                path, json=naming(path, "secret", **more), headers={"Authorization": "Bearer hf_x"})
             assert (answer.status == 200) == bool(more)
     store = Store()
     serve(scenario, store=store)
-    assert [fetch["token"] for fetch in store.asked("fetch")] == ["x", "key"]
+    assert [fetch["token"] for fetch in store.asked("fetch")] == ["hf_x", "key"]
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -148,6 +149,7 @@ def test_one_adapter_or_several(post):
 
 
 def test_a_head_is_not_longer_than_clients_take(post):
-    merged = {"ids": ["a"] * 2000, "weights": [1.0] * 2000}
-    _, headers, _ = post("/generate", store=Store(), inputs="hi", parameters={"merged_adapters": merged})
+    name = "a" * 500
+    merged = {"ids": [name] * 16, "weights": [1.0] * 16}
+    _, headers, _ = post("/generate", store=Store(name), inputs="hi", parameters={"merged_adapters": merged})
     assert len(headers["x-adapter-id"]) == 2048

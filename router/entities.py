@@ -1,0 +1,74 @@
+"""From the labels of a text's tokens to what the text names: places, people, whatever the labels say.
+
+As the pipeline of transformers has it under the name "simple": neighbours with one label belong together, and where
+labels are told apart as beginnings (`B-`) and insides (`I-`) a beginning is one. Knows nothing of HTTP or shards.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import fsum
+
+from router.messages import Labelling
+from router.prompts import Places
+from router.tokenizer import Tokenizer
+
+BEGINNING, INSIDE = "B-", "I-"
+NOTHING = "O"  # the label of what is nothing of interest
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """One token that stands for some of the text."""
+
+    token: int
+    place: tuple[int, int]
+    label: str
+    score: float
+
+    @property
+    def group(self) -> str:
+        return self.label[2:] if self.label.startswith((BEGINNING, INSIDE)) else self.label
+
+    def goes_on_from(self, before: "Labelled") -> bool:
+        return self.group == before.group and not self.label.startswith(BEGINNING)
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    group: str
+    score: float  # the mean of its tokens'
+    word: str
+    start: int
+    end: int
+
+
+class Entities:
+    def __init__(self, names: Sequence[str], tokenizer: Tokenizer) -> None:
+        """`names` are those of the labels, by number."""
+        self._names = names
+        self._tokenizer = tokenizer
+
+    def of(self, text: str, tokens: Sequence[int], places: Places, labelling: Labelling) -> list[Entity]:
+        rows = zip(tokens, places, labelling.labels, labelling.scores, strict=True)
+        labelled = [Labelled(token, place, self._names[label], score)
+                    for token, place, label, score in rows if place is not None]
+        found = [self._entity(text, group) for group in groups(labelled)]
+        return [entity for entity in found if entity.group != NOTHING]
+
+    def _entity(self, text: str, group: Sequence[Labelled]) -> Entity:
+        parts = [text[slice(*each.place)] for each in group]
+        word = self._tokenizer.words([each.token for each in group], parts)
+        score = fsum(each.score for each in group) / len(group)
+        name = group[0].label.partition("-")[2] or group[0].label  # whatever stands before the dash
+        return Entity(name, score, word, group[0].place[0], group[-1].place[1])
+
+
+def groups(labelled: Iterable[Labelled]) -> Iterator[list[Labelled]]:
+    group: list[Labelled] = []
+    for each in labelled:
+        if group and not each.goes_on_from(group[-1]):
+            yield group
+            group = []
+        group.append(each)
+    if group:
+        yield group

@@ -1,0 +1,98 @@
+"""`weft serve` with a small encoder: what it tells of texts is what transformers tells, alone and in company."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+import torch
+from checkpoints import tiny_encoder
+from launched import Weft, serving
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoModel, AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerFast, pipeline
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # processes that load torch
+
+TEXTS = ["Ada lives in London.", "weft", "The weaver of Prague met Bob and Ada in Paris; nobody else was there ☃ .",
+         "Ada " * 40]
+ALONE = ("--threads", "1", "--max-client-batch-size", "32")  # threads wait for each other on a busy machine
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def write_word_pieces(folder: Path) -> None:
+    """tokenizer.json as BERT's: pieces of words, marks at both ends, and no end token."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.train_from_iterator(TEXTS[:2], trainers.WordPieceTrainer(
+        vocab_size=60, special_tokens=SPECIAL, show_progress=False))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+
+
+def encoder(folder: Path, *, labels: bool, seed: int = 0) -> Path:
+    made = tiny_encoder(folder, "bert", labels=labels, seed=seed)
+    write_word_pieces(made)
+    return made
+
+
+def asked(weft: Weft, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    request = Request(weft.url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+    try:
+        with urlopen(request) as response:
+            return int(response.status), json.load(response)
+    except HTTPError as error:
+        return error.code, json.load(error)
+
+
+def mean_state(folder: Path, text: str) -> list[float]:
+    """As sentence-transformers makes an embedding of a folder that says nothing of it."""
+    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        return list(model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).tolist())
+
+
+def test_embeddings_are_those_of_transformers(tmp_path: Path) -> None:
+    folder = encoder(tmp_path, labels=False)
+    right = [pytest.approx(mean_state(folder, text), abs=1e-5) for text in TEXTS]
+    with serving(tmp_path, str(folder), *ALONE) as weft:
+        assert any("/embed" in row for row in weft.banner)
+        assert not any(row.startswith("  cache") for row in weft.banner)
+        assert weft.status("/health") == weft.status("/v1/models") == 200
+        assert weft.info()["max_input_tokens"] == 160
+        alone = [asked(weft, "/embed", {"inputs": text})[1]["embeddings"] for text in TEXTS]
+        assert alone == right
+        company = asked(weft, "/v1/embeddings", {"input": TEXTS * 5, "model": "x"})[1]["data"]
+        assert [row["embedding"] for row in company] == alone * 5
+        with ThreadPoolExecutor(8) as threads:
+            answers = threads.map(lambda text: asked(weft, "/embed", {"inputs": text})[1]["embeddings"], TEXTS * 5)
+            assert list(answers) == alone * 5
+        status, error = asked(weft, "/generate", {"inputs": "x"})
+        assert (status, error["error_type"]) == (422, "validation")
+        assert "does not generate text; it makes embeddings" in error["error"]
+        status, error = asked(weft, "/embed", {"inputs": "Ada " * 200})
+        assert status == 422
+        assert "at most 160 tokens (what the model holds)" in error["error"]
+
+
+@pytest.mark.parametrize("seed", [1, 5])  # of models that name many things, and long ones
+def test_entities_are_those_of_the_pipeline(tmp_path: Path, seed: int) -> None:
+    folder = encoder(tmp_path, labels=True, seed=seed)
+    model = AutoModelForTokenClassification.from_pretrained(folder).eval()
+    oracle = pipeline("ner", model=model, tokenizer=AutoTokenizer.from_pretrained(folder),
+                      aggregation_strategy="simple")
+    right = [[{**entity, "score": pytest.approx(float(entity["score"]), abs=1e-5), "word": entity["word"].lower()}
+              for entity in oracle(text)] for text in TEXTS]
+    assert all(right)
+    with serving(tmp_path, str(folder), *ALONE) as weft:
+        assert any("/classify" in row for row in weft.banner)
+        alone = [asked(weft, "/classify", {"inputs": text})[1] for text in TEXTS]
+        assert alone == right
+        assert asked(weft, "/classify_batch", {"inputs": TEXTS * 5}) == (200, alone * 5)
+        assert asked(weft, "/embed", {"inputs": "x"})[0] == 422
