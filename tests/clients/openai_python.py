@@ -62,10 +62,10 @@ def tools() -> None:
 def errors() -> None:
     chat = CLIENT.chat.completions.create
     assert "max_tokens" in refused(openai.UnprocessableEntityError,
-                                   lambda: chat(model="x", messages=HELLO, max_tokens=0))
-    assert "messages" in refused(openai.UnprocessableEntityError, lambda: chat(model="x", messages=[]))
-    kept = [chat(model="x", messages=HELLO, stream=True, temperature=1.9, max_tokens=900) for _ in range(4)]
-    refused(openai.RateLimitError, lambda: chat(model="x", messages=HELLO))
+                                   lambda: chat(model="weft/demo", messages=HELLO, max_tokens=0))
+    assert "messages" in refused(openai.UnprocessableEntityError, lambda: chat(model="weft/demo", messages=[]))
+    kept = [chat(model="weft/demo", messages=HELLO, stream=True, temperature=1.9, max_tokens=900) for _ in range(4)]
+    refused(openai.RateLimitError, lambda: chat(model="weft/demo", messages=HELLO))
     for stream in kept:
         stream.close()
 
