@@ -10,66 +10,30 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NoReturn, Protocol
 
+from router.adapter import (
+    LONGEST_NAME,
+    Borrowed,
+    Merged,
+    Named,
+    Version,
+    Wanted,
+    check_merge,
+    check_name,
+    is_other_model,
+    version_of,
+)
 from router.config import RouterConfig
 from router.errors import AdapterFailed, AdapterMissing, InvalidRequest, Overloaded, TimedOut
 from router.request import ADAPTER, Resource
 
-LONGEST_NAME = 512
 ACCESS_SECONDS = 60.0  # for which a token that was let in need not be shown again
 MOST_KNOWN = 4096  # names, and tokens that were let in
-MOST_MERGED = 16
-STRATEGIES = ("linear", "ties", "dare_linear", "dare_ties")
-SIGNS = ("total", "frequency")
 now = time.monotonic
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """An adapter as a client names it. Without a source it is the server's."""
-
-    name: str
-    source: str | None = None
-    token: str = field(default="", repr=False, compare=False)  # of the client, for the source
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """Several adapters that become one."""
-
-    parts: tuple[Named, ...]
-    weights: tuple[float, ...]
-    strategy: str = "linear"
-    density: float = 1.0
-    sign: str = "total"
-
-
-Wanted = Named | Merged
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    digest: str
-    folder: str
-    takes: int  # bytes on a shard, at most
-    bytes: int
-    base: str = ""
-    is_private: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Borrowed:
-    """What a request goes by."""
-
-    resource: Resource
-    digest: str
-    name: str
-    source: str
-    is_private: bool = field(default=False, compare=False)  # its name is nobody else's affair
 
 
 @dataclass(slots=True)
@@ -308,48 +272,9 @@ class Adapters:
         return answer
 
 
-def is_other_model(base: str, model: str) -> bool:
-    """By their last names: the same model may lie in a folder, or at the Hub under another owner."""
-    return bool(base and model) and last_name(base) != last_name(model)
-
-
-def last_name(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2].lower()
-
-
-def version_of(answer: Mapping[str, Any]) -> Version:
-    return Version(answer["digest"], answer["folder"], answer["takes"], answer["bytes"], answer.get("base", ""),
-                   bool(answer.get("private")))
-
-
 def fail(name: str, answer: Mapping[str, Any]) -> NoReturn:
     kind, reason = answer.get("kind"), f"the adapter {name[:LONGEST_NAME]}: {answer['error']}"
     raise (AdapterMissing if kind in {"missing", "forbidden"} else AdapterFailed)(reason)
-
-
-def check_name(field: str, name: str) -> None:
-    if not name or len(name) > LONGEST_NAME or not name.isprintable():
-        raise InvalidRequest(f"`{field}` must be a name of 1 to {LONGEST_NAME} characters that can be printed, "
-                             f"got {len(name)} characters")
-
-
-def check_merge(wanted: Merged) -> None:
-    """In LoRAX's order."""
-    if not wanted.parts:
-        raise InvalidRequest("at least one adapter ID must be provided when setting `adapters`")
-    if len(wanted.parts) > MOST_MERGED:
-        raise InvalidRequest(f"at most {MOST_MERGED} adapters can be merged, got {len(wanted.parts)}")
-    if len(wanted.parts) != len(wanted.weights):
-        raise InvalidRequest("number of adapter IDs must match number of adapter weights")
-    for name, value, choices in (("merge_strategy", wanted.strategy, STRATEGIES),
-                                 ("majority_sign_method", wanted.sign, SIGNS)):
-        if value not in choices:
-            raise InvalidRequest(f"`{name}` must be one of {', '.join(choices)}, got {value[:40]!r}")
-    if wanted.strategy != "linear" and not 0.0 < wanted.density <= 1.0:
-        raise InvalidRequest(f"`density` must be above 0 and at most 1, got {wanted.density}")
-    for weight in wanted.weights:
-        if not abs(weight) <= 1e6:
-            raise InvalidRequest(f"a weight must be at most 1e6, got {weight}")
 
 
 def digest_of(token: str) -> bytes:

@@ -9,8 +9,9 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from router.adapters import Adapters, Borrowed
-from router.adapters import Wanted as AdapterWanted
+from router.adapter import Borrowed
+from router.adapter import Wanted as AdapterWanted
+from router.adapters import Adapters
 from router.bounds import above_zero, between, fraction
 from router.chat import ChatTemplate, Conversation
 from router.config import RouterConfig

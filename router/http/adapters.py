@@ -10,7 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
-from router.adapters import Adapters, Entry, Named, check_name
+from router.adapter import Named, check_name
+from router.adapters import Adapters, Entry
 from router.errors import AdapterFailed, InvalidRequest
 from router.http.body import Foreign, json_answer, read_body
 from router.http.dialect import House

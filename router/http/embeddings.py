@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 from aiohttp import web
 from pydantic import BeforeValidator, FailFast, Field
 
-from router.adapters import Merged, Named
-from router.adapters import Wanted as AdapterWanted
+from router.adapter import Merged, Named
+from router.adapter import Wanted as AdapterWanted
 from router.errors import InvalidRequest
 from router.http.body import Foreign, Unsigned32, read_body
 from router.http.dialect import House, told

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from router.adapters import Borrowed, Named
+from router.adapter import Borrowed, Named
 from router.errors import InvalidRequest
 from router.http.keys import TENANT, TOKEN
 from router.http.rendering import Answer, Said

@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import FailFast, Field
 
-from router.adapters import Adapters, Borrowed, Merged, Named
-from router.adapters import Wanted as Adapter
+from router.adapter import Borrowed, Merged, Named
+from router.adapter import Wanted as Adapter
+from router.adapters import Adapters
 from router.errors import InvalidRequest
 from router.http.body import Foreign
 

@@ -6,7 +6,7 @@ that are settings are not told here.
 
 from typing import Any
 
-from router.adapters import LONGEST_NAME
+from router.adapter import LONGEST_NAME
 from router.grammar import JSON_TYPES
 from router.validation import MAX_SALT_CHARACTERS, MAX_STOP_CHARACTERS, MOST_PRIORITY
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, FailFast, Field
 
-from router.adapters import Named
+from router.adapter import Named
 from router.chat import Conversation
 from router.errors import AdapterMissing
 from router.http.body import Foreign, Integer32, Unsigned, Unsigned32

@@ -7,7 +7,7 @@ from hearing import ask, expected
 from serving import play
 from stored import Store
 
-from router.adapters import Named
+from router.adapter import Named
 from router.request import Resource
 
 LONG = "a prompt that fills some blocks of the cache, so that they can be found again"

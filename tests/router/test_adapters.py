@@ -9,7 +9,8 @@ import pytest
 from stored import Store
 
 from router import adapters
-from router.adapters import Adapters, Borrowed, Merged, Named
+from router.adapter import Borrowed, Merged, Named
+from router.adapters import Adapters
 from router.config import RouterConfig
 from router.errors import AdapterFailed, AdapterMissing, InvalidRequest, Overloaded, RequestError, TimedOut
 from router.meeting import Meeting
@@ -185,13 +186,6 @@ def test_a_name_that_is_forgotten_is_fetched_again() -> None:
         assert await house.of("a") == kept
         assert len(house.store.asked("fetch")) == 2
     play(story)
-
-
-@pytest.mark.parametrize(("base", "model", "other"), [
-    ("org/llama", "org/llama", False), ("org/Llama", "/models/llama/", False), ("org/llama", "org/qwen", True),
-    ("", "org/qwen", False), ("org/llama", "", False)])
-def test_an_adapter_of_another_model_is_told_by_its_last_name(base: str, model: str, other: bool) -> None:
-    assert adapters.is_other_model(base, model) is other
 
 
 def test_a_name_goes_on_standing_for_what_it_did_if_what_is_new_cannot_be_loaded() -> None:

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 from stored import Store
 
-from router.adapters import Merged, Named
+from router.adapter import Merged, Named
 from router.config import RouterConfig
 from router.http.naming import Adapted, called, is_base
 
