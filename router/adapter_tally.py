@@ -19,6 +19,7 @@ class AdapterTally:
         self.unloads = meters.counter("weft_adapter_unloads")
         self._loads = meters.counters("weft_adapter_loads")
         self._load_seconds = meters.histogram("weft_adapter_load_seconds")
+        self._fetch_seconds = meters.histogram("weft_adapter_fetch_seconds")
 
     def loaded(self, seconds: float, reason: str) -> None:
         """With a reason it was not."""
@@ -27,8 +28,9 @@ class AdapterTally:
             self._load_seconds.observe(seconds)
 
     def fetched(self, source: str, outcome: str, seconds: float) -> None:
-        known = source if source in SOURCES else OTHER
-        self._meters.histogram("weft_adapter_fetch_seconds", known, outcome).observe(seconds)
+        self._meters.counter("weft_adapter_fetches", source if source in SOURCES else OTHER, outcome).add()
+        if outcome == "ok":
+            self._fetch_seconds.observe(seconds)
 
     def entered(self, name: str) -> None:
         """A request that goes by this adapter was accepted. Nobody may know of one without a name."""

@@ -124,8 +124,10 @@ def of_adapters() -> tuple[Family, ...]:
         Family("weft_adapter_loads", C, "How often an adapter was loaded, or could not be.", OUTCOME, LOADS),
         Family("weft_adapter_unloads", C, "How often an adapter left the shards."),
         Family("weft_adapter_load_seconds", H, "Seconds until every shard had an adapter.", bounds=DURATIONS),
+        Family("weft_adapter_fetches", C, "How often the store was asked for what a name stands for.",
+               ("source", "outcome"), (*SOURCES, OTHER), second=FETCHES),
         Family("weft_adapter_fetch_seconds", H, "Seconds until the store had what a name stands for.",
-               ("source", "outcome"), (*SOURCES, OTHER), DURATIONS, second=FETCHES),
+               bounds=DURATIONS),
         Family("weft_adapter_requests", C, "Requests that were accepted, by adapter.", adapter, most=MOST_NAMED),
         Family("weft_adapter_generated_tokens", C, "Tokens generated, by adapter.", adapter, most=MOST_NAMED),
     )

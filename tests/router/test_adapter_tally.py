@@ -63,8 +63,10 @@ def test_fetches_count_by_source_and_what_came_of_them(
             asyncio.run(store.ask(op="fetch", source=source, name="a"))
     else:
         assert asyncio.run(store.ask(op="fetch", source=source, name="a")) is answer
-    assert counted.told("weft_adapter_fetch_seconds_sum") == {
-        f'weft_adapter_fetch_seconds_sum{{source="{label}",outcome="{outcome}"}}': 0.5}
+    assert counted.told("weft_adapter_fetches") == {
+        f'weft_adapter_fetches{{source="{label}",outcome="{outcome}"}}': 1}
+    assert counted.told("weft_adapter_fetch_seconds_sum") == (
+        {"weft_adapter_fetch_seconds_sum": 0.5} if outcome == "ok" else {})
 
 
 def test_other_questions_are_not_counted_and_to_close_it_closes_the_store() -> None:
