@@ -36,9 +36,9 @@ class Tiles(NamedTuple):
 
     shelf: Shelf
     slots: range
-    rows: Tensor  # [tiles * TILE], where a short tile is filled up with any
-    held: Tensor | None  # those of them that are not; None: all
-    targets: Tensor  # [held]
+    rows: Tensor | None  # [tiles * TILE], where a short tile is filled up with any; None: all at hand, as they lie
+    held: Tensor | None  # where in the tiles the rows are that count, by row; None: all, as they lie
+    targets: Tensor | None  # [held], which rows at hand these are, rising; None: all
 
 
 class Bearers:
@@ -56,7 +56,7 @@ class Bearers:
         members = rows_by_adapter(runs)
         self._runs = runs
         self.bands = tuple(Band(adapter, self._tensor(rows)) for adapter, rows in members.items())
-        self.tiles = tuple(self._tiled(members))
+        self.tiles = tuple(self._tiled(members, sum(run.length for run in runs)))
         try:
             yield
         finally:
@@ -72,23 +72,19 @@ class Bearers:
         with self.rows([Run(numbers[place], 1) for place in places.tolist()]):
             yield
 
-    def _tiled(self, members: dict[int, list[int]]) -> Iterator[Tiles]:
+    def _tiled(self, members: dict[int, list[int]], num_rows: int) -> Iterator[Tiles]:
         hanging = sorted((place, rows) for adapter, rows in members.items()
                          if (place := self._racks.find(adapter)) is not None)
         for side_by_side in neighbours(hanging):
             first, last = side_by_side[0][0], side_by_side[-1][0]
-            yield self._tiles(first.shelf, range(first.slot, last.slot + 1), [rows for _, rows in side_by_side])
+            rows, places = laid_out([rows for _, rows in side_by_side])
+            targets = sorted(places)
+            yield Tiles(first.shelf, range(first.slot, last.slot + 1), self._unless_all(rows, num_rows),
+                        self._unless_all([places[row] for row in targets], len(rows)),
+                        self._unless_all(targets, num_rows))
 
-    def _tiles(self, shelf: Shelf, slots: range, groups: list[list[int]]) -> Tiles:
-        rows: list[int] = []
-        held: list[int] = []
-        for group in groups:
-            held += range(len(rows), len(rows) + len(group))
-            rows += group + group[:1] * (-len(group) % TILE)
-        if len(rows) == TILE:  # a tile alone may be computed in another way
-            rows += TILE * rows[:1]
-        return Tiles(shelf, slots, self._tensor(rows), None if len(held) == len(rows) else self._tensor(held),
-                     self._tensor([row for group in groups for row in group]))
+    def _unless_all(self, numbers: list[int], count: int) -> Tensor | None:
+        return None if numbers == [*range(count)] else self._tensor(numbers)
 
     def _tensor(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, device=self._device)
@@ -102,6 +98,18 @@ def rows_by_adapter(runs: Sequence[Run]) -> dict[int, list[int]]:
             members.setdefault(adapter, []).extend(range(first, first + length))
         first += length
     return members
+
+
+def laid_out(groups: list[list[int]]) -> tuple[list[int], dict[int, int]]:
+    """In tiles of their own, and where each row is there."""
+    rows: list[int] = []
+    places: dict[int, int] = {}
+    for group in groups:
+        places.update(zip(group, range(len(rows), len(rows) + len(group)), strict=True))
+        rows += group + group[:1] * (-len(group) % TILE)
+    if len(rows) == TILE:  # a tile alone may be computed in another way
+        rows += TILE * rows[:1]
+    return rows, places
 
 
 def neighbours(hanging: list[tuple[Place, list[int]]]) -> list[list[tuple[Place, list[int]]]]:

@@ -18,6 +18,10 @@ def made(ranks: dict[int, int]) -> Bearers:
     return Bearers(CPU, racks)
 
 
+def listed(numbers: torch.Tensor | None, count: int) -> list[int]:
+    return [*range(count)] if numbers is None else numbers.tolist()
+
+
 @given(RUNS, st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
 def test_tiles_hold_each_row_once_under_its_adapter(runs: list[Run], ranks: dict[int, int]) -> None:
     bearers = made(ranks)
@@ -26,16 +30,18 @@ def test_tiles_hold_each_row_once_under_its_adapter(runs: list[Run], ranks: dict
     by_place = {bearers._racks.find(adapter): adapter for adapter in ranks}
     found: dict[int, int] = {}
     with bearers.rows(runs):
+        num_rows, num_found = sum(run.length for run in runs), 0
         for tiles in bearers.tiles:
-            rows = tiles.rows.tolist()
-            held = range(len(rows)) if tiles.held is None else tiles.held.tolist()
-            assert [rows[place] for place in held] == tiles.targets.tolist()
+            rows = listed(tiles.rows, num_rows)
+            held = listed(tiles.held, len(rows))
+            assert [rows[place] for place in held] == listed(tiles.targets, num_rows)
+            num_found += len(held)
             assert len(tiles.slots) in {1, len(rows) // TILE}
             for place in held:
                 slot = tiles.slots[place // TILE if len(tiles.slots) > 1 else 0]
                 found[rows[place]] = next(adapter for at, adapter in by_place.items()
                                           if at is not None and (at.shelf, at.slot) == (tiles.shelf, slot))
-        assert sum(len(tiles.targets) for tiles in bearers.tiles) == len(expected)
+        assert num_found == len(expected)
     assert found == expected
     assert bearers.tiles == ()
 
@@ -57,7 +63,17 @@ def test_who_hangs_side_by_side_is_multiplied_together() -> None:
     with bearers.rows([Run(1, 1), Run(3, 1)]):
         assert [tiles.slots for tiles in bearers.tiles] == [range(1), range(2, 3)]
     with bearers.rows([Run(1, 9), Run(2, 1)]):
-        assert [(tiles.slots, len(tiles.rows)) for tiles in bearers.tiles] == [(range(1), 12), (range(1, 2), 8)]
+        assert [(tiles.slots, len(listed(tiles.rows, 10))) for tiles in bearers.tiles] == [
+            (range(1), 12), (range(1, 2), 8)]
+
+
+def test_rows_that_lie_as_they_should_are_not_gathered() -> None:
+    bearers = made({1: 8, 2: 8})
+    with bearers.rows([Run(1, 8)]):
+        assert bearers.tiles[0][2:] == (None, None, None)
+    with bearers.rows([Run(2, 1), Run(1, 1)]):
+        (tiles,) = bearers.tiles
+        assert (listed(tiles.rows, 2), listed(tiles.held, 8), tiles.targets) == ([1, 1, 1, 1, 0, 0, 0, 0], [4, 0], None)
 
 
 def test_what_was_said_before_holds_again() -> None:
