@@ -9,7 +9,6 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,7 +19,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.checkpoint import SHAPES, make, write_tensors
-from benchmarks.saved import hardware, save
+from benchmarks.saved import hardware, tell, today
 from benchmarks.step import prepared, timed
 from shard.change import Step
 from shard.config import ShardConfig
@@ -133,11 +132,9 @@ def bench(settings: Settings = Settings()) -> None:
             rank = settings.ranks[number % len(settings.ranks)]
             loaded.wardrobe.load(number, make_adapter(settings.shape, rank, Path(temporary) / "adapter"))
         points = measure(loaded, settings)
-    date = datetime.now(UTC).date().isoformat()
-    text = f"{table(points)}\n{json.dumps(summary(settings, loaded, points, date))}\n"
-    if settings.save:
-        save(date, f"{settings.shape} adapters", text)
-    print(text, end="")
+    date = today()
+    text = f"{table(points)}\n{json.dumps(summary(settings, loaded, points, date))}"
+    tell(date, f"{settings.shape} adapters", text, keep=settings.save)
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ import signal
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -27,7 +26,7 @@ from cyclopts.validators import Number
 
 from benchmarks.checkpoint import SHAPES, make
 from benchmarks.processes import HOST, serving
-from benchmarks.saved import hardware, save
+from benchmarks.saved import hardware, tell, today
 from router.figures import percentile
 from router.simulate import Case
 
@@ -132,7 +131,7 @@ def bench(settings: Settings = Settings()) -> None:
         pairs = [Foreseen.of(run, like) for like, run in pairwise(runs)]
     together = Foreseen(
         [t for pair in pairs for t in pair.recorded], [t for pair in pairs for t in pair.simulated])
-    date = datetime.now(UTC).date().isoformat()
+    date = today()
     figures: dict[str, Any] = {
         **{f"p{share}_error": round(together.error(share), 4) for share in SHARES},
         **{f"p{share}_error_of_runs": [round(pair.error(share), 4) for pair in pairs] for share in SHARES},
@@ -141,9 +140,7 @@ def bench(settings: Settings = Settings()) -> None:
     typical = ", ".join(f"p{share} {median(abs(pair.error(share)) for pair in pairs):.1%}" for share in SHARES)
     text = "\n".join([*(f"run {number}: {pair.line()}" for number, pair in enumerate(pairs, 2)),
                       f"together: {together.line()}", f"a run's error, median: {typical}", json.dumps(figures)])
-    if settings.save:
-        save(date, "foresight", text + "\n")
-    print(text)
+    tell(date, "foresight", text, keep=settings.save)
 
 
 if __name__ == "__main__":

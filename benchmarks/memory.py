@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.request import Request, urlopen
@@ -23,7 +22,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.checkpoint import SHAPES, make
-from benchmarks.saved import hardware, save
+from benchmarks.saved import hardware, tell, today
 
 ALLOWED = 0.5e9  # bytes beside 1.1 times the weights
 SHARES = {1: 1.0, 2: 0.6}  # of the limit, for each of so many shards
@@ -127,11 +126,9 @@ def bench(settings: Settings = Settings()) -> None:
         for path in folder.iterdir():
             path.read_bytes()  # so that the system has the files in memory
         points = [measure(folder, num_shard, settings.repeat) for num_shard in settings.num_shard]
-    date = datetime.now(UTC).date().isoformat()
+    date = today()
     text = "\n".join([*map(line, points), json.dumps(summary(settings, points, date))])
-    if settings.save:
-        save(date, f"{settings.shape} memory", text + "\n")
-    print(text)
+    tell(date, f"{settings.shape} memory", text, keep=settings.save)
 
 
 def line(point: Point) -> str:

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from random import Random
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.processes import HOST, serving
-from benchmarks.saved import hardware, save
+from benchmarks.saved import hardware, tell, today
 
 BATCH = 16
 OUTPUT = 64  # tokens of every answer
@@ -119,7 +118,7 @@ def at(values: Sequence[float], part: float) -> float:
 def bench(settings: Settings = Settings()) -> None:
     """Refusals, waits and throughput with several times as many requests as can be served."""
     peak, seen = uvloop.run(measure(settings))
-    share, date = seen.rate(settings.seconds) / peak, datetime.now(UTC).date().isoformat()
+    share, date = seen.rate(settings.seconds) / peak, today()
     figures: dict[str, Any] = {
         "throughput_share": round(share, 4), "refused": len(seen.refusals), "served": len(seen.waits),
         "refusal_p50_ms": round(at(seen.refusals, .5), 2), "refusal_p99_ms": round(at(seen.refusals, .99), 2),
@@ -132,9 +131,7 @@ def bench(settings: Settings = Settings()) -> None:
         f"to come back after {min(seen.retry_after)} to {max(seen.retry_after)} s",
         f"{len(seen.waits)} served, started after {figures['wait_p50_ms']:.0f} ms (p99 {figures['wait_p99_ms']:.0f})",
         json.dumps(figures)])
-    if settings.save:
-        save(date, "overload", text + "\n")
-    print(text)
+    tell(date, "overload", text, keep=settings.save)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from statistics import median
 from typing import Annotated
 
@@ -18,7 +17,7 @@ import cyclopts
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.saved import hardware, save
+from benchmarks.saved import hardware, tell, today
 from router.messages import Answer, AnswerRow, ModelFacts
 from router.policy import Policy
 from router.recorder import Recorder
@@ -143,16 +142,14 @@ def measure(settings: Settings) -> Result:
 def run(settings: Settings = Settings()) -> None:
     """Measure what recording costs."""
     result = measure(settings)
-    date = f"{datetime.now(UTC):%Y-%m-%d}"
+    date = today()
     text = (f"{date}, {hardware()}, Python {platform.python_version()}\n"
             f"{result.streams} streams: a step of the core takes {result.plain_us_per_step} us, recorded "
             f"{result.recorded_us_per_step} us\nrecording costs {result.recording_us_per_step} us a step, "
             f"{result.recording_us_per_token} us a token: {result.share_of_router:.2%} of the router's "
             f"{ROUTER_US_PER_TOKEN:.0f} us\na snapshot with {result.snapshot_waiting} waiting takes "
             f"{result.snapshot_ms} ms\n{json.dumps(asdict(result))}")
-    print(text)
-    if settings.save:
-        save(date, "recording", text + "\n")
+    tell(date, "recording", text, keep=settings.save)
 
 
 if __name__ == "__main__":

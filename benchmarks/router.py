@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import cyclopts
@@ -21,7 +20,7 @@ from cyclopts.validators import Number
 
 from benchmarks import load
 from benchmarks.processes import HOST, NotStarted, Server, cpu_seconds, machine_seconds, serving
-from benchmarks.saved import hardware, save
+from benchmarks.saved import hardware, tell, today
 
 GOAL_STREAMS, GOAL_LOOK_AHEAD = 64, 2
 WARM_UP = 0.5  # seconds before each window
@@ -179,11 +178,9 @@ def summary(settings: Settings, points: Sequence[Point], date: str) -> dict[str,
 def bench(settings: Settings = Settings()) -> None:
     """Microseconds of the router's CPU per delivered token, and the share of time that its shard waits."""
     settings = replace(settings, seconds=0.5, repeat=1) if settings.quick else settings
-    points, date = run(settings), datetime.now(UTC).date().isoformat()
+    points, date = run(settings), today()
     text = f"{table(points)}\n{json.dumps(summary(settings, points, date))}"
-    if settings.save:
-        save(date, "router", text + "\n")
-    print(text)
+    tell(date, "router", text, keep=settings.save)
 
 
 def main() -> None:

@@ -1,7 +1,10 @@
-"""Results that are kept: files under benchmarks/results, named by date, hardware and what was measured."""
+"""How a run ends: its results are printed, and kept if that was asked for. Files under benchmarks/results are named by
+date, hardware and what was measured.
+"""
 
 import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
@@ -16,6 +19,17 @@ def hardware() -> str:
 def file_name(date: str, machine: str, name: str) -> str:
     words = re.split("[^a-z0-9]+", f"{date} {machine} {name}".lower())
     return f"{'-'.join(word for word in words if word)}.txt"
+
+
+def tell(date: str, name: str, text: str, *, keep: bool) -> None:
+    """The last line of the text is JSON."""
+    print(text)
+    if keep:
+        save(date, name, f"{text}\n")
+
+
+def today() -> str:
+    return datetime.now(UTC).date().isoformat()
 
 
 def save(date: str, name: str, text: str) -> None:

@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,7 +21,7 @@ from cyclopts.validators import Number
 from torch import Tensor
 
 from benchmarks.checkpoint import SHAPES, make
-from benchmarks.saved import hardware, save
+from benchmarks.saved import hardware, save, tell, today
 from shard.cache import Cache
 from shard.change import Step
 from shard.config import ShardConfig
@@ -157,16 +156,14 @@ def bench(settings: Settings = Settings()) -> None:
         loaded = load(ShardConfig(model=str(folder), dtype=settings.dtype, device=settings.device,
                                   threads=settings.threads))
         points = [measure(loaded, settings, batch) for batch in settings.batch]
-    date = datetime.now(UTC).date().isoformat()
-    text = f"{table(points)}\n{json.dumps(summary(settings, loaded, points, date))}\n"
+    date = today()
+    text = f"{table(points)}\n{json.dumps(summary(settings, loaded, points, date))}"
     operations = "\n".join(point.operations for point in points)
     if settings.profile:
         print(operations, file=sys.stderr)
-    if settings.save:
-        save(date, f"{settings.shape} step", text)
+    tell(date, f"{settings.shape} step", text, keep=settings.save)
     if settings.save and settings.profile:
         save(date, f"{settings.shape} step profile", operations)
-    print(text, end="")
 
 
 def main() -> None:

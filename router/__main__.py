@@ -1,11 +1,6 @@
 """The router as a process: `python -P -m router JSON`. Puts the parts together; knows neither flags nor how to serve.
 
-The JSON object holds `config` (the fields of RouterConfig), `shards` (their addresses, by rank), for a real model its
-name (`model`) and where its files are (`folder`), where to write recordings (`record_folder`), the files in which the
-shards write how far their start has come (`progress`), how to log (`logs`), where traces go (`traces`), and three
-descriptors that the process may have inherited: `listen_fd`, a bound socket; `ready_fd`, which gets `ready PORT JSON`,
-with what the banner tells of the shards, or `failed WHY`, and at any time `broken WHY` when the shards should be
-replaced; `parent_fd`, whose end-of-file says that the parent is gone. Only the key that clients must send comes by a
+order.py says what the JSON holds, parent.py what is told on the way. Only the key that clients must send comes by a
 variable, WEFT_API_KEY, and so does the server's own token for the Hub, WEFT_HUB_TOKEN.
 """
 
@@ -15,11 +10,10 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,95 +25,28 @@ from router.chat import ChatTemplate, plain_template
 from router.config import API_KEY, HUB_TOKEN, RouterConfig
 from router.engine import Engine
 from router.health import LEAVING
-from router.http.app import create_app, create_door
-from router.http.cors import allow_origins
+from router.http.app import create_app
 from router.http.dialect import About
-from router.http.health import Probes
-from router.http.metrics import Metrics
-from router.http.server import Door, Server, listen
+from router.http.entrance import Entrance
+from router.http.server import Server
 from router.messages import ModelFacts
 from router.model_files import read_chat_template, read_tokenizer
+from router.order import Order
+from router.parent import asked_to_stop, end_with_parent, tell
 from router.shards import Shards, ShardsLost
 from router.shelf import Shelf
 from router.startup import Startup
 from router.store import Store
-from router.tenants import Keys
 from router.tokenizer import Tokenizer, byte_tokenizer
 from router.validation import Validator
-from shard.logs import Logs, start_logging
-from shard.traces import Sender, Traces, make_sender
+from shard.logs import start_logging
+from shard.traces import Sender, make_sender
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MOMENT = 10.0  # seconds for which clients wait while a router is replaced
 
 log = logging.getLogger(__name__)
 
-StartupTold = Callable[[], dict[str, Any] | None]
 TextFiles = tuple[Tokenizer, ChatTemplate | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What the parent wants."""
-
-    config: RouterConfig
-    shards: tuple[str, ...]
-    model: str = ""  # its name, as the user gave it
-    notice: str = ""  # what users should know of it
-    folder: str = ""
-    listen_fd: int = -1
-    ready_fd: int = -1
-    parent_fd: int = -1
-    store: tuple[str, ...] = ()  # the command of the process that keeps adapters; none: they are not served
-    record_folder: str = ""  # where recordings are written; without one nothing is recorded
-    progress: tuple[str, ...] = ()  # the files in which the shards write how far they are
-    logs: Logs = field(default_factory=Logs)
-    traces: Traces = field(default_factory=Traces)
-    hub_token: str = field(default="", repr=False)  # for adapters that whoever runs the server has named
-
-    @classmethod
-    def from_json(cls, text: str, api_key: str = "", hub_token: str = "") -> "Order":
-        """Secrets come beside: they are no arguments of the process, since others see those."""
-        given: dict[str, Any] = json.loads(text)
-        settings: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
-                                    for name, value in given["config"].items()}
-        config = RouterConfig(**{"api_key": api_key, **settings})
-        lists = {name: tuple(given.get(name, ())) for name in ("shards", "progress", "store")}
-        nested = {"config": config, "logs": Logs(**given.get("logs", {})), "traces": Traces(**given.get("traces", {}))}
-        return cls(**given | nested | lists | {"hub_token": hub_token})
-
-
-@dataclass(frozen=True, slots=True)
-class Entrance:
-    """The port, and who stands there while nobody is let in."""
-
-    listener: socket.socket
-    door: Door
-    keys: Keys
-    origins: tuple[str, ...]
-
-    @classmethod
-    def of(cls, order: Order) -> "Entrance":
-        keys = Keys.of(order.config)
-        given = socket.socket(fileno=order.listen_fd) if order.listen_fd >= 0 else None
-        listener = given or listen(order.config.hostname, order.config.port)
-        return cls(listener, Door(listener), keys, order.config.cors_allow_origin)
-
-    async def shut(self, engine: Engine, startup: StartupTold) -> None:
-        """Nothing was served yet."""
-        await self._shut(Probes(engine.ailment, startup))
-
-    async def shut_again(self, engine: Engine) -> None:
-        await self._shut(Probes(engine.ailment, lambda: None), Metrics(engine))
-
-    async def _shut(self, probes: Probes, *others: Metrics) -> None:
-        door = create_door(probes, self.keys, [route for other in others for route in other.routes()])
-        allow_origins(door, self.origins)
-        await self.door.shut(door)
-
-    async def close(self) -> None:
-        await self.door.open()
-        self.listener.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +80,7 @@ class Running:
 
 
 async def start(order: Order) -> Running:
-    entrance = Entrance.of(order)
+    entrance = Entrance.of(order.config, order.listen_fd)
     try:
         files = text_files(order.folder, order.config.tokenizer_config_path)
         shards = Shards(order.shards, order.config.shard_transport)
@@ -277,35 +204,6 @@ def calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-
-
-def end_with_parent(parent_fd: int) -> None:
-    """Nobody would restart or stop us any more: cancel the running task when the parent is gone."""
-    if parent_fd < 0:
-        return
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-
-    def gone() -> None:
-        loop.remove_reader(parent_fd)
-        task.cancel()
-
-    loop.add_reader(parent_fd, gone)
-
-
-async def asked_to_stop() -> None:
-    """Wait for a signal. The next one is not ours any more: it ends the process at once."""
-    loop, asked = asyncio.get_running_loop(), asyncio.Event()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, asked.set)
-    await asked.wait()
-    for number in SIGNALS:
-        loop.remove_signal_handler(number)
-
-
-def tell(ready_fd: int, line: str) -> None:
-    if ready_fd >= 0:
-        os.write(ready_fd, f"{' '.join(line.split())}\n".encode())
 
 
 def main() -> None:

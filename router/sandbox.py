@@ -29,7 +29,6 @@ from router.errors import TemplateFailed
 MOST_CHARACTERS = 10_000_000  # more than the longest context of any model
 BIT = 1000  # a bit of a number counts as so many characters: to compute with long ones takes long
 MOST_SECONDS = 0.5  # so that whoever asks hears within a second
-MOST_TOLD = 500  # characters of what a template says went wrong
 END = "the end of its time"  # a variable of the template that no template can name
 
 
@@ -232,4 +231,4 @@ def failed(error: Exception) -> TemplateFailed:
 
 
 def told(text: str) -> str:
-    return " ".join(text.split())[:MOST_TOLD]
+    return " ".join(text.split())

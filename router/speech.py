@@ -15,7 +15,8 @@ from typing import Any
 Shape = Mapping[str, Any]
 ANSWERS = {"role": "assistant"}
 CALLS, THOUGHTS = "tool_calls", ("reasoning_content", "reasoning", "thinking")
-LENIENT = {"allow_non_json": True}  # we say what is none
+# We say what is none, when its turn comes: the parser would throw away the good calls of the same piece with it.
+LENIENT = {"allow_non_json": True}
 HERMES: Shape = {
     "defaults": ANSWERS,
     "start_anchor": "<|im_start|>assistant\n",
@@ -141,7 +142,7 @@ class Reader:
         try:
             for event in events():
                 parts += self._parts(event)
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             if not self._has_calls:
                 raise
             parts += self._as_text(over=over)
@@ -196,7 +197,7 @@ class CallReader:
     def finish(self) -> list[Part]:
         try:
             return [call_of(json.JSONDecoder().raw_decode(self._text.lstrip())[0])]
-        except ValueError:
+        except (ValueError, RecursionError):
             return [Said(self._text)]
 
 
@@ -247,9 +248,8 @@ def call_of(function: Any) -> Call:
     return Call(name, json.dumps(arguments, ensure_ascii=False))
 
 
-def read_whole(shape: Shape, prompt: str, pieces: Sequence[str]) -> list[Part]:
+def read_whole(reader: AnyReader, pieces: Iterable[str]) -> list[Part]:
     """An answer that is over. Neighbours of one kind are joined."""
-    reader = Reader(shape, prompt)
     return joined([*(part for piece in pieces for part in reader.feed(piece)), *reader.finish()])
 
 

@@ -7,20 +7,19 @@ Knows nothing of the wire, nor of how a step is computed (`runner.py`). All call
 import logging
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 
 from shard.answer import write_prompts, write_rows, write_vectors
-from shard.batch import Ledger, Refused, Step, asked_blocks
+from shard.batch import Refused, Step, asked_blocks
 from shard.cache import NUM_SPARE, Cache
 from shard.config import ShardConfig
+from shard.loaded_worker import LoadedWorker
 from shard.loading import Loaded, load
 from shard.memory import check_fitting, explain, num_fitting, reason
 from shard.pb import shard_pb2 as pb
-from shard.precision import name
 from shard.progress import OnProgress, untold
 from shard.sequence import Limits
-from shard.together import Result, leave, together
+from shard.together import leave
 from shard.warmup import PATIENCE, Rehearsal, Sizes, note
 
 REHEARSED_BLOCKS = 64  # for a step that is only run to see what it takes beside the cache
@@ -28,31 +27,20 @@ REHEARSED_BLOCKS = 64  # for a step that is only run to see what it takes beside
 log = logging.getLogger(__name__)
 
 
-class ModelWorker:
+class ModelWorker(LoadedWorker[Loaded]):
     def __init__(self, config: ShardConfig, exit: Callable[[], object] = leave,  # noqa: A002 - what it does
                  on_progress: OnProgress = untold) -> None:
         """Loads the model; raises ValueError when it cannot be served. `exit` ends the process at once."""
-        self._loaded: Loaded = load(config, on_progress)
-        self._exit = exit
-        self._cache = self._loaded.cache(16, 0)
-        self._epoch = 0
-        self._warmup: pb.WarmupAnswer | None = None
-        described = self._loaded.config
-        self.ledger = Ledger(Limits(described.vocabulary_size, described.max_positions, 1, mixed_steps=True,
-                                    wanted=frozenset({pb.VECTORS})))
-
-    def close(self) -> None:
-        """A step cannot be woken up; the process ends it."""
+        loaded = load(config, on_progress)
+        limits = Limits(loaded.config.vocabulary_size, loaded.config.max_positions, 1, mixed_steps=True,
+                        wanted=frozenset({pb.VECTORS}))
+        super().__init__(loaded, limits, exit)
+        self._cache = loaded.cache(16, 0)
 
     def info(self) -> pb.InfoAnswer:
-        loaded, limits, numbers = self._loaded, self.ledger.limits, self.ledger.loaded
-        return pb.InfoAnswer(
-            model=loaded.name, device=loaded.device.type, dtype=name(loaded.dtype), rank=loaded.group.rank,
-            world_size=loaded.group.size, epoch=self._epoch, vocabulary_size=limits.vocabulary_size,
-            max_positions=limits.max_positions, tokens_per_step=limits.tokens_per_step, mixed_steps=limits.mixed_steps,
-            exact=not loaded.inexact, grammars=self._takes_grammars,
-            loaded_grammars=sorted(numbers[pb.KIND_GRAMMAR]), adapters=loaded.wardrobe.is_open,
-            loaded_adapters=sorted(numbers[pb.KIND_ADAPTER]), warmup=self._warmup, generation=True, embeddings=True)
+        answer = super().info()
+        answer.grammars = self._takes_grammars
+        return answer
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
         self.ledger.check_warmup(request)
@@ -110,23 +98,13 @@ class ModelWorker:
         for sequence in self.ledger.sequences.values():
             # A step that was broken off may have left anything in their blocks.
             self._cache.zero(sequence.blocks[sequence.num_cached // self.ledger.blocks.size:])
-        self.ledger.reset()
-        self._epoch = request.epoch
-        return pb.ResetAnswer(epoch=request.epoch)
+        return super().reset(request)
 
     def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer:
         return self._run(request, self.ledger.prefill(request))
 
     def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer:
         return self._run(request, self.ledger.decode(request))
-
-    def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:
-        self.ledger.filter(request)
-        return pb.Acknowledgement(epoch=request.epoch, order=request.order)
-
-    def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement:
-        self.ledger.concat(request)
-        return pb.Acknowledgement(epoch=request.epoch, order=request.order)
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
         texts, began = self.ledger.embed(request), perf_counter()
@@ -137,25 +115,12 @@ class ModelWorker:
         answer.forward_seconds = perf_counter() - began
         return answer
 
-    def _together(self, call: Callable[[], Result]) -> Result:
-        return together(self._loaded.group, self._exit, call)
-
-    def load(self, request: pb.LoadRequest) -> pb.LoadAnswer:
-        """Beside the steps, in a thread of its own. Of a grammar the other ranks only note the number: rank 0 chooses
-        the tokens."""
-        self.ledger.check_load(request)
-        num_bytes = self._load(request)
-        self.ledger.load(request)
-        return pb.LoadAnswer(bytes=num_bytes)
-
     def _load(self, request: pb.LoadRequest) -> int:
-        loaded = self._loaded
-        if request.kind == pb.KIND_ADAPTER and loaded.wardrobe.is_open:
-            return loaded.wardrobe.load(request.id, Path(request.source))
+        """Of a grammar the other ranks only note the number: rank 0 chooses the tokens."""
         if request.kind != pb.KIND_GRAMMAR or not self._takes_grammars:
-            raise Refused(f"this shard takes no {pb.Kind.Name(request.kind)}")
-        if loaded.grammars is not None:
-            loaded.grammars.load(request.id, request.source)
+            return super()._load(request)
+        if self._loaded.grammars is not None:
+            self._loaded.grammars.load(request.id, request.source)
         return len(request.source)
 
     @property
@@ -163,12 +128,10 @@ class ModelWorker:
         return self._loaded.grammars is not None or self._loaded.group.rank > 0
 
     def unload(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
-        self.ledger.unload(request)
-        if request.kind == pb.KIND_ADAPTER:
-            self._loaded.wardrobe.unload(request.id)
+        answer = super().unload(request)
         if request.kind == pb.KIND_GRAMMAR and self._loaded.grammars is not None:
             self._loaded.grammars.unload(request.id)
-        return pb.UnloadAnswer()
+        return answer
 
     def _run(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step) -> pb.StepAnswer:
         answer, began = pb.StepAnswer(epoch=request.epoch, order=request.order), perf_counter()

@@ -4,19 +4,19 @@ Knows neither routes nor answers.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from pydantic import FailFast, Field
+from pydantic import Field
 
 from router.bounds import as_float32
 from router.chat import Conversation
 from router.config import RouterConfig
 from router.errors import InvalidRequest
 from router.grammar import OBJECT, Grammar, json_schema
-from router.http.body import Foreign, Integer32, Unsigned, Unsigned32
+from router.http.body import Foreign, Integer32
 from router.http.headers import Caller
-from router.http.naming import Adapted
+from router.http.parameters import Shared
 from router.prompts import Limits, Names
 from router.validation import Wanted
 
@@ -50,27 +50,11 @@ class ResponseFormat(Foreign):
         return None if self.wanted is None else json_schema("response_format.schema", self.wanted)
 
 
-class LoraxParameters(Adapted):
-    best_of: Unsigned | None = None
-    temperature: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
+class LoraxParameters(Shared):
     presence_penalty: float | None = None
-    top_k: Integer32 | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
-    do_sample: bool = False
-    max_new_tokens: Unsigned32 | None = None
     ignore_eos_token: bool = False
-    return_full_text: bool | None = None
-    stop: Annotated[list[str], FailFast()] = Field(default_factory=list)
-    truncate: Unsigned | None = None
-    watermark: bool = False
-    details: bool = False
-    decoder_input_details: bool = False
     return_k_alternatives: Integer32 | None = None
     apply_chat_template: bool = False
-    seed: Unsigned | None = None
     response_format: ResponseFormat | None = None
     cache_salt: str | None = None
     priority: Integer32 = 0
@@ -95,34 +79,20 @@ class LoraxParameters(Adapted):
         return self.details or self.decoder_input_details
 
     def wanted(self, prompt: str | Conversation, caller: Caller, grammar: Grammar | None) -> Wanted:
-        return Wanted(
-            prompt=prompt,
+        return replace(
+            self.as_wanted(prompt, caller),
             names=NAMES,
-            best_of=self.best_of,
             greedy=self.is_greedy,
             temperature=None if self.is_greedy else self.temperature,
-            repetition_penalty=self.repetition_penalty,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
-            top_k=self.top_k,
             top_p=None if self.top_p is None or as_float32("top_p", self.top_p) == 1 else self.top_p,
-            typical_p=self.typical_p,
             do_sample=self.do_sample or (self.num_choices > 1 and self.samples),
-            max_new_tokens=self.max_new_tokens,
             ignore_eos=self.ignore_eos_token,
-            stop_strings=tuple(self.stop),
-            truncate=self.truncate,
-            watermark=self.watermark,
-            seed=self.seed,
             top_n_tokens=self.return_k_alternatives,
-            prompt_logprobs=self.decoder_input_details,
             grammar=grammar,
-            adapter=self.adapter(caller.token),
             cache_salt=self.cache_salt,
             priority=self.priority,
-            tenant=caller.tenant,
-            request_id=caller.request_id,
-            deadline=caller.deadline,
         )
 
 

@@ -25,7 +25,7 @@ from router.http.spoken import raw_pieces
 from router.http.toolbox import dictated
 from router.http.v1 import FINGERPRINT, Asked
 from router.spans import CHAT
-from router.speech import Call, joined
+from router.speech import Call, read_whole
 
 SHARED = ("adapter_source", "api_token", "repetition_penalty", "frequency_penalty", "presence_penalty", "top_k",
           "top_p", "stop", "seed", "cache_salt", "priority")
@@ -131,9 +131,8 @@ class LoraxV1:
     async def _message(self, asked: LoraxChat, answer: Answer) -> str:
         """Either a text or calls."""
         reader = await reader_of(self._house, asked, answer.choice)
-        pieces = [] if reader is None else [*raw_pieces(answer, reader)]
-        parts = [] if reader is None else [*(part for piece in pieces for part in reader.feed(piece)), *reader.finish()]
-        calls = ",".join(call_json(part) for part in joined(parts) if isinstance(part, Call))
+        parts = [] if reader is None else read_whole(reader, raw_pieces(answer, reader))
+        calls = ",".join(call_json(part) for part in parts if isinstance(part, Call))
         told = f'"tool_calls":[{calls}]' if calls else f'"content":{quoted(answer.end.text)}'
         return f'{{"role":"assistant",{told}}}'
 

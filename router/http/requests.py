@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from router.accounts import KEPT, Account
+from router.http.body import json_answer
 from router.http.keys import TENANT
 from router.story import Cause
 
@@ -50,7 +51,7 @@ class Requests:
         account = self._engine.account(request.match_info["id"])
         if account is None or account.tenant != request[TENANT].name:
             raise web.HTTPNotFound(text=f"no request of this id is served, or was one of the last {KEPT}")
-        return web.json_response(explained(account, clock()))
+        return json_answer(explained(account, clock()))
 
 
 def explained(account: Account, now: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from json.encoder import encode_basestring_ascii as quoted
 from router.http.chunks import Chunks, Extras, Label, Words, chat_json
 from router.http.rendering import Answer
 from router.request import FinishReason
-from router.speech import AnyReader, Call, Part, Said, Thought, joined
+from router.speech import AnyReader, Call, Part, Said, Thought, read_whole
 from router.stream import FinishedEvent, TokenEvent
 
 OVER = frozenset({FinishReason.END_TOKEN, FinishReason.STOP_STRING})
@@ -33,7 +33,7 @@ def thought_json(text: str) -> str:
 
 
 def spoken_json(label: Label, answer: Answer, extras: Extras, reader: AnyReader) -> str:
-    parts = joined([*(part for piece in raw_pieces(answer, reader) for part in reader.feed(piece)), *reader.finish()])
+    parts = read_whole(reader, raw_pieces(answer, reader))
     calls = [call_json(part) for part in parts if isinstance(part, Call)]
     message = json_object(['"role":"assistant"', *fields(parts), *[f'"tool_calls":[{",".join(calls)}]'] * bool(calls)])
     return chat_json(label, answer, extras, message, reason_of(answer.end, len(calls), label.words))

@@ -6,43 +6,29 @@ come about.
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
 from time import monotonic as clock
-from typing import Annotated, Any
+from typing import Any
 
 from aiohttp import web
-from pydantic import FailFast, Field
+from pydantic import Field
 
 from router.errors import InvalidRequest
 from router.grammar import read_grammar
-from router.http.body import Foreign, Integer32, Unsigned, Unsigned32, read_body
+from router.http.body import Foreign, Integer32, Unsigned32, read_body
 from router.http.dialect import House, collected, open_stream
 from router.http.headers import Caller, compute, going_by, identity, timings
-from router.http.naming import Adapted, called
+from router.http.naming import called
+from router.http.parameters import Shared
 from router.http.rendering import Answer, Streaming, error_event
 from router.http.sse import EventStream, Pump
 from router.validation import Wanted
 
 
-class Parameters(Adapted):
+class Parameters(Shared):
     """Null means not given, but for the fields that are never None."""
 
-    best_of: Unsigned | None = None
-    temperature: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    top_k: Integer32 | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
-    do_sample: bool = False
-    max_new_tokens: Unsigned32 | None = None
-    return_full_text: bool | None = None
-    stop: Annotated[list[str], FailFast()] = Field(default_factory=list)
-    truncate: Unsigned | None = None
-    watermark: bool = False
-    details: bool = False
-    decoder_input_details: bool = False
-    seed: Unsigned | None = None
     top_n_tokens: Unsigned32 | None = None
     grammar: Any = None
     cache_salt: str | None = None
@@ -64,31 +50,11 @@ class Generate(Foreign):
         given = self.parameters
         if given.adapter_id and given.merged_adapters is not None:
             raise InvalidRequest("`adapter_id` and `merged_adapters` are given; give one of them")
-        return Wanted(
-            prompt=self.inputs,
-            best_of=given.best_of,
-            temperature=given.temperature,
-            repetition_penalty=given.repetition_penalty,
-            relative_frequency_penalty=given.frequency_penalty,
-            top_k=given.top_k,
-            top_p=given.top_p,
-            typical_p=given.typical_p,
-            do_sample=given.do_sample,
-            max_new_tokens=given.max_new_tokens,
-            stop_strings=tuple(given.stop),
-            truncate=given.truncate,
-            watermark=given.watermark,
-            seed=given.seed,
-            top_n_tokens=given.top_n_tokens,
-            prompt_logprobs=given.decoder_input_details,
-            grammar=None if given.grammar is None else read_grammar("grammar", given.grammar),
-            adapter=given.adapter(caller.token),
-            cache_salt=self._cache_salt(),
-            priority=given.priority,
-            tenant=caller.tenant,
-            request_id=caller.request_id,
-            deadline=caller.deadline,
-        )
+        grammar = None if given.grammar is None else read_grammar("grammar", given.grammar)
+        cache_salt = self._cache_salt()
+        return replace(
+            given.as_wanted(self.inputs, caller), relative_frequency_penalty=given.frequency_penalty,
+            top_n_tokens=given.top_n_tokens, grammar=grammar, cache_salt=cache_salt, priority=given.priority)
 
     def _cache_salt(self) -> str | None:
         given = {self.cache_salt, self.parameters.cache_salt} - {None}

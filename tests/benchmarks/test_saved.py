@@ -21,3 +21,12 @@ def test_a_result_is_kept_as_it_was_printed(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(saved, "RESULTS", tmp_path / "results")
     saved.save("2025-01-31", "router", "figures\n")
     assert [path.read_text() for path in (tmp_path / "results").iterdir()] == ["figures\n"]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_run_ends_with_what_it_found_and_keeps_it_only_if_asked(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], keep: bool) -> None:
+    monkeypatch.setattr(saved, "RESULTS", tmp_path / "results")
+    saved.tell(saved.today(), "router", "table\n{}", keep=keep)
+    assert capsys.readouterr().out == "table\n{}\n"
+    assert [path.read_text() for path in (tmp_path / "results").glob("*")] == ["table\n{}\n"] * keep

@@ -15,6 +15,7 @@ from router.speech import (
     MISTRAL_NAMED,
     Call,
     CallReader,
+    Reader,
     Said,
     Thought,
     joined,
@@ -79,7 +80,7 @@ ANSWERS: dict[str, tuple[Any, str, str, list[Any]]] = {
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_is_read_back(name: str) -> None:
     shape, prompt, text, parts = ANSWERS[name]
-    assert read_whole(shape, f"before {prompt}", [text]) == parts
+    assert read_whole(Reader(shape, f"before {prompt}"), [text]) == parts
 
 
 @given(data=st.data(), name=st.sampled_from(sorted(ANSWERS)))
@@ -87,12 +88,19 @@ def test_pieces_of_every_size_say_the_same(data: st.DataObject, name: str) -> No
     shape, prompt, text, parts = ANSWERS[name]
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert read_whole(shape, prompt, pieces) == parts
+    assert read_whole(Reader(shape, prompt), pieces) == parts
 
 
 @given(text=st.text(st.sampled_from("<tool_call>/{}\"name: a\n"), max_size=60), size=st.integers(1, 5))
 def test_no_text_is_an_error(text: str, size: int) -> None:
-    read_whole(HERMES, "", [text[place:place + size] for place in range(0, len(text), size)])
+    read_whole(Reader(HERMES, ""), [text[place:place + size] for place in range(0, len(text), size)])
+
+
+def test_what_is_nested_too_deeply_is_text() -> None:
+    text = '<tool_call>\n{"name": "a", "arguments": ' + "[" * 100_000 + "]" * 100_000 + "}\n</tool_call>"
+    assert read_whole(Reader(HERMES, ""), [text]) == [Said(text)]
+    call = text[len("<tool_call>\n"):]
+    assert read_whole(CallReader(), [call]) == [Said(call)]
 
 
 @pytest.mark.parametrize(("template", "shape"), [

@@ -51,7 +51,8 @@ def test_other_errors_do_not_ask_to_come_back():
     assert "Retry-After" not in Told.of(InvalidRequest("bad")).response().headers
 
 
-@pytest.mark.parametrize("error", [InvalidRequest("x" * 10**6), web.HTTPBadRequest(text="x" * 10**6)])
+@pytest.mark.parametrize("error", [
+    InvalidRequest("x" * 10**6), TemplateFailed("x" * 10**6), web.HTTPBadRequest(text="x" * 10**6)])
 def test_an_error_repeats_no_more_than_some_of_what_the_client_sent(error):
     """A tool choice of a megabyte came back as an error of a megabyte."""
     assert len(Told.of(error).json()) < 600

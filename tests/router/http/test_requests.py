@@ -68,7 +68,9 @@ def test_an_answer_can_be_explained_by_its_id(serve):
     async def scenario(client, engine):
         answer = await client.post("/generate", json={"inputs": "hi"}, headers={"x-request-id": "mine"})
         assert answer.headers["x-request-id"] == "mine"
-        told = await (await client.get("/v1/requests/mine/explain")).json()
+        answer = await client.get("/v1/requests/mine/explain")
+        told = await answer.json()
+        assert answer.headers["Content-Type"] == "application/json"
         assert (told["id"], told["prompt_tokens"], told["intervals"][0]["cause"]) == ("mine", 2, "validation")
     serve(scenario)
 

@@ -1,0 +1,53 @@
+"""The port of a server, and who stands there while nobody is let in: probes are answered, all others are told to wait.
+
+Knows nothing of the application that is let in.
+"""
+
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from router.config import RouterConfig
+from router.http.app import create_door
+from router.http.cors import allow_origins
+from router.http.dialect import Engine
+from router.http.health import Probes
+from router.http.metrics import Metrics
+from router.http.server import Door, listen
+from router.tenants import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    listener: socket.socket
+    door: Door
+    keys: Keys
+    origins: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: RouterConfig, listen_fd: int = -1) -> "Entrance":
+        """At the socket that was inherited, if one was. Raises ValueError and OSError."""
+        keys = Keys.of(config)
+        given = socket.socket(fileno=listen_fd) if listen_fd >= 0 else None
+        listener = given or listen(config.hostname, config.port)
+        return cls(listener, Door(listener), keys, config.cors_allow_origin)
+
+    async def shut(self, engine: Engine, startup: Callable[[], dict[str, Any] | None]) -> None:
+        """Nothing was served yet."""
+        await self._shut(Probes(engine.ailment, startup))
+
+    async def shut_again(self, engine: Engine) -> None:
+        """Somebody may still be served, and be counted."""
+        await self._shut(Probes(engine.ailment, lambda: None), Metrics(engine).routes())
+
+    async def _shut(self, probes: Probes, also: Iterable[web.RouteDef] = ()) -> None:
+        door = create_door(probes, self.keys, also)
+        allow_origins(door, self.origins)
+        await self.door.shut(door)
+
+    async def close(self) -> None:
+        await self.door.open()
+        self.listener.close()

@@ -1,0 +1,77 @@
+"""What the workers with a model have in common: who they are, messages that the ledger answers alone, adapters.
+
+Knows nothing of steps, nor what of a model is loaded beside that.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from shard.batch import Ledger, Refused
+from shard.encoder_loading import LoadedEncoder
+from shard.loading import Loaded
+from shard.pb import shard_pb2 as pb
+from shard.precision import name
+from shard.sequence import Limits
+from shard.together import Result, together
+
+AnyLoaded = TypeVar("AnyLoaded", bound=Loaded | LoadedEncoder)
+
+
+class LoadedWorker(Generic[AnyLoaded]):
+    def __init__(self, loaded: AnyLoaded, limits: Limits, exit: Callable[[], object]) -> None:  # noqa: A002 - what it does
+        """`exit` ends the process at once."""
+        self._loaded: AnyLoaded = loaded
+        self._exit = exit
+        self._epoch = 0
+        self._warmup: pb.WarmupAnswer | None = None
+        self.ledger = Ledger(limits)
+
+    def close(self) -> None:
+        """A step cannot be woken up; the process ends it."""
+
+    def info(self) -> pb.InfoAnswer:
+        loaded, limits, numbers = self._loaded, self.ledger.limits, self.ledger.loaded
+        return pb.InfoAnswer(
+            model=loaded.name, device=loaded.device.type, dtype=name(loaded.dtype), rank=loaded.group.rank,
+            world_size=loaded.group.size, epoch=self._epoch, vocabulary_size=limits.vocabulary_size,
+            max_positions=limits.max_positions, tokens_per_step=limits.tokens_per_step, mixed_steps=limits.mixed_steps,
+            exact=not loaded.inexact, loaded_grammars=sorted(numbers[pb.KIND_GRAMMAR]),
+            adapters=loaded.wardrobe.is_open, loaded_adapters=sorted(numbers[pb.KIND_ADAPTER]), warmup=self._warmup,
+            generation=limits.generation, embeddings=pb.VECTORS in limits.wanted,
+            classification=pb.LABELS in limits.wanted)
+
+    def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
+        self.ledger.reset()
+        self._epoch = request.epoch
+        return pb.ResetAnswer(epoch=request.epoch)
+
+    def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:
+        self.ledger.filter(request)
+        return pb.Acknowledgement(epoch=request.epoch, order=request.order)
+
+    def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement:
+        self.ledger.concat(request)
+        return pb.Acknowledgement(epoch=request.epoch, order=request.order)
+
+    def load(self, request: pb.LoadRequest) -> pb.LoadAnswer:
+        """Beside the steps, in a thread of its own."""
+        self.ledger.check_load(request)
+        num_bytes = self._load(request)
+        self.ledger.load(request)
+        return pb.LoadAnswer(bytes=num_bytes)
+
+    def _load(self, request: pb.LoadRequest) -> int:
+        """How many bytes it takes."""
+        if request.kind != pb.KIND_ADAPTER or not self._loaded.wardrobe.is_open:
+            raise Refused(f"this shard takes no {pb.Kind.Name(request.kind)}")
+        return self._loaded.wardrobe.load(request.id, Path(request.source))
+
+    def unload(self, request: pb.UnloadRequest) -> pb.UnloadAnswer:
+        self.ledger.unload(request)
+        if request.kind == pb.KIND_ADAPTER:
+            self._loaded.wardrobe.unload(request.id)
+        return pb.UnloadAnswer()
+
+    def _together(self, call: Callable[[], Result]) -> Result:
+        return together(self._loaded.group, self._exit, call)
