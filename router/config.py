@@ -52,8 +52,7 @@ class RouterConfig:
         "its own parameters, answers and errors on /, /generate, /generate_stream, /tokenize and /info, and the odd "
         "shapes of its answers on /v1.", choices=("none", "tgi", "lorax"))
     max_client_batch_size: int = setting(
-        4, "Most prompts in a request to /v1/completions or /vertex, or texts to /v1/embeddings or /classify_batch.",
-        low=1)
+        4, "Most prompts in a request to /v1/completions or /vertex, or texts to /classify_batch.", low=1)
     adapter_source: str = setting(
         "hub", "Where adapters come from whose request does not say: the Hub (hub), a folder below --adapter-root "
         "(local), or a bucket (s3).", choices=SOURCES)

@@ -20,7 +20,8 @@ DURATIONS = tuple(accumulate(repeat(1.5, 35), mul, initial=0.0001))[1:]
 BATCH_SIZES = tuple(map(float, range(1, 1025)))
 METHOD, CACHING = ("method",), ("prefill", "decode")
 METHODS = (*CACHING, "embed")
-ERRORS = ("overloaded", "validation", "template", "generation", "incomplete", "dropped", "timeout")
+ERRORS = ("overloaded", "validation", "template", "generation", "incomplete", "dropped", "timeout", "download_adapter",
+          "embedding_failure", "classification_failure")
 REASONS = ("backpressure", "wait_exceeded", "chunking")
 STATES = ("held", "kept", "free")
 CAUSES = tuple(map(str, Cause))

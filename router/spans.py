@@ -19,7 +19,8 @@ from shard.traces import Attributes, Sender, Span
 TEXT, CHAT, EMBEDDINGS = "text_completion", "chat", "embeddings"  # what is done, in OpenTelemetry's words
 LABELS = "token_classification"  # for which it has none
 QUEUE = "queue"  # waiting, whatever for
-MOST_PARTS = 100  # of one request; a client that hardly reads has it pause without end
+MOST_TEXTS = 32  # of one request whose time is told of; thousands may be asked for
+MOST_PARTS = 100  # of one text; a client that hardly reads has it pause without end
 MOST_INTEGER = 2**63 - 1  # that OTLP can say
 REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "stop"}
 now = time.monotonic
@@ -95,7 +96,7 @@ def nanoseconds(seconds: float) -> int:
 def parts(came: float, accounts: Sequence[Account], now: float) -> Iterator[Part]:
     if accounts:
         yield Part("validation", came, min(account.story.began for account in accounts), {})
-    for account in accounts:
+    for account in accounts[:MOST_TEXTS]:
         yield from islice(turns(account, now), MOST_PARTS)
 
 

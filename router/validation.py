@@ -272,7 +272,7 @@ def time_left(deadline: float | None) -> float | None:
         return None
     left = deadline - now()
     if left <= 0:
-        raise TimedOut("its time ran out before it was tokenised")
+        raise TimedOut("its time ran out before it could wait for a shard")
     return left
 
 

@@ -5,13 +5,14 @@ Knows nothing of what the routes do. Serve it with `handler_cancellation=True`: 
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NoReturn
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from router.config import RouterConfig
-from router.errors import AdapterMissing, Cancelled, NotReady
+from router.errors import AdapterMissing, Cancelled, InvalidRequest, NotReady
 from router.http import lorax_rendering
 from router.http.adapters import AdapterRoutes
 from router.http.classify import Classify
@@ -119,7 +120,12 @@ def told(request: web.Request, error: Exception) -> Told:
 
 
 def lorax_told(request: web.Request, error: Exception) -> Told:
-    return told(request, error) if isinstance(error, web.HTTPException) else lorax_rendering.told(error)
+    if isinstance(error, web.HTTPException):
+        return told(request, error)
+    found = lorax_rendering.told(error)
+    if isinstance(error, InvalidRequest) and request.path == "/v1/embeddings":
+        return replace(found, status=400, error_type="invalid_input")
+    return found
 
 
 def cut_off(request: web.Request) -> web.Response:

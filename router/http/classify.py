@@ -4,7 +4,6 @@ Turns foreign JSON into `Wanted`, and labels into foreign JSON. Knows nothing of
 """
 
 from collections.abc import Sequence
-from time import monotonic as clock
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -13,8 +12,9 @@ from pydantic import FailFast, Field
 from router.entities import Entities, Entity
 from router.errors import InvalidRequest
 from router.http.body import Foreign, json_answer, read_body
-from router.http.dialect import House, told
-from router.http.headers import Caller, compute, identity, timings
+from router.http.dialect import House
+from router.http.headers import Caller
+from router.http.reading import Read, read
 from router.http.rendering import Said
 from router.messages import Labelling
 from router.prompts import Names
@@ -49,30 +49,23 @@ class Classify:
     async def classify(self, request: web.Request) -> web.Response:
         caller = Caller.of(request, self._house.engine, LABELS)
         asked = await read_body(request, ClassifyRequest)
-        found, headers = await self._found(request, [asked.inputs], caller)
-        return json_answer(found[0], headers)
+        found = await self._found(request, [asked.inputs], caller)
+        return json_answer(found.made[0], found.headers)
 
     async def classify_batch(self, request: web.Request) -> web.Response:
         caller = Caller.of(request, self._house.engine, LABELS)
         asked = await read_body(request, ClassifyBatchRequest)
         asked.check(self._house.config.max_client_batch_size)
-        found, headers = await self._found(request, asked.inputs, caller)
-        return json_answer(found, headers)
+        found = await self._found(request, asked.inputs, caller)
+        return json_answer(found.made, found.headers)
 
-    async def _found(self, request: web.Request, texts: Sequence[str],
-                     caller: Caller) -> tuple[list[list[dict[str, Any]]], dict[str, str]]:
-        """By text, each of which is a request of its own."""
-        house = self._house
-        choices = [choice for index, text in enumerate(texts)
-                   for choice in await house.validator.choices(wanted(text, caller.part(index)))]
-        validated = clock()
-        answers = await told(house, choices, caller)
-        headers = (compute(house.engine.facts, sum(map(len, texts))) | identity(request)
-                   | timings(answers, validated - caller.came, clock() - caller.came))
-        return [self._told(*pair) for pair in zip(texts, answers, strict=True)], headers
+    async def _found(self, request: web.Request, texts: Sequence[str], caller: Caller) -> Read[list[dict[str, Any]]]:
+        """By text."""
+        asked = [wanted(text, caller.part(index)) for index, text in enumerate(texts)]
+        return await read(self._house, request, caller, asked, lambda index, said: self._told(texts[index], said))
 
-    def _told(self, text: str, answer: Said) -> list[dict[str, Any]]:
-        choice, labelling = answer.choice, answer.end.told
+    def _told(self, text: str, said: Said) -> list[dict[str, Any]]:
+        choice, labelling = said.choice, said.end.told
         assert isinstance(labelling, Labelling)
         return [entity_told(entity) for entity in self._entities.of(
             text, choice.request.prompt, choice.places, labelling)]

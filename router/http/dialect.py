@@ -16,7 +16,7 @@ from router.config import RouterConfig
 from router.errors import Cancelled
 from router.http.headers import Caller
 from router.http.metrics import FAILURE
-from router.http.rendering import Answer, Collector, Said, said
+from router.http.rendering import Answer, Collector
 from router.http.sse import EventStream, Outbox, event_stream
 from router.messages import ModelFacts
 from router.request import Request, Resource, Tenant
@@ -117,12 +117,6 @@ async def collected(house: House, choices: Sequence[Choice], caller: Caller) -> 
     """The answers of all choices. When one fails or the client leaves, all are given up."""
     with submitted(house, choices, caller) as streams:
         return await together(Collector(*pair).answer() for pair in zip(streams, choices, strict=True))
-
-
-async def told(house: House, choices: Sequence[Choice], caller: Caller) -> list[Said]:
-    """The same for texts that are run as a whole."""
-    with submitted(house, choices, caller) as streams:
-        return await together(said(*pair) for pair in zip(streams, choices, strict=True))
 
 
 @contextmanager

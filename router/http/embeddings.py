@@ -1,27 +1,26 @@
 """Embeddings: `/embed` as LoRAX has it, `/v1/embeddings` as OpenAI does.
 
-Turns foreign JSON into `Wanted`, and what was told into foreign JSON. Knows nothing of limits but how many texts a
-request may have.
+Turns foreign JSON into `Wanted`, and vectors into foreign JSON. Knows nothing of limits but how many texts a request
+may have.
 """
 
 from base64 import b64encode
-from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii as quoted
 from math import fsum, sqrt
 from struct import pack
-from time import monotonic as clock
 from typing import Annotated, Literal
 
 from aiohttp import web
 from pydantic import BeforeValidator, FailFast, Field
 
-from router.adapter import Merged, Named
-from router.adapter import Wanted as AdapterWanted
+from router.adapter import Wanted as Adapter
 from router.errors import InvalidRequest
 from router.http.body import Foreign, Unsigned32, read_body
-from router.http.dialect import House, told
-from router.http.headers import Caller, compute, identity, timings
-from router.http.rendering import number
+from router.http.dialect import House
+from router.http.headers import Caller
+from router.http.naming import Adapted
+from router.http.reading import read
+from router.http.rendering import Said, number
 from router.messages import Labelling, Vector
 from router.prompts import Given, Names
 from router.request import Wish
@@ -30,37 +29,15 @@ from router.validation import Wanted
 
 NAMES = Names(prompt="input", truncate="")
 EMBED_NAMES = Names(truncate="")
+MOST_TEXTS = 2048  # as OpenAI has it
 
 
-class Merging(Foreign):
-    ids: list[str]
-    weights: list[float] = Field(default_factory=list)
-    merge_strategy: str | None = None
-    density: float = 1.0
-    majority_sign_method: str | None = None
-
-    def wanted(self, source: str | None, token: str) -> Merged:
-        parts = tuple(Named(name, source, token) for name in self.ids)
-        return Merged(parts, tuple(self.weights), (self.merge_strategy or "linear").lower(), self.density,
-                      (self.majority_sign_method or "total").lower())
-
-
-class EmbedParameters(Foreign):
-    """By which adapter."""
-
-    adapter_id: str | None = None
-    adapter_source: str | None = None
-    merged_adapters: Merging | None = None
-    api_token: str | None = None
-
-    @property
-    def adapter(self) -> AdapterWanted | None:
+class EmbedParameters(Adapted):
+    def wanted(self, token: str) -> Adapter | None:
+        """By which adapter."""
         if self.adapter_id and self.merged_adapters is not None:
             raise InvalidRequest("at most one of `adapter_id` or `merged_adapters` may be given")
-        token = self.api_token or ""
-        if self.merged_adapters is not None:
-            return self.merged_adapters.wanted(self.adapter_source, token)
-        return Named(self.adapter_id, self.adapter_source, token) if self.adapter_id else None
+        return self.adapter(token)
 
 
 class EmbedRequest(Foreign):
@@ -92,10 +69,10 @@ class EmbeddingsRequest(Foreign):
     dimensions: Unsigned32 | None = None
     parameters: EmbedParameters | None = None
 
-    def check(self, most_texts: int) -> None:
-        if len(self.input) > most_texts:
-            raise InvalidRequest(f"`input` must hold at most {most_texts} texts (--max-client-batch-size), "
-                                 f"got {len(self.input)}", "batch size exceeded")
+    def check(self) -> None:
+        if len(self.input) > MOST_TEXTS:
+            raise InvalidRequest(f"`input` must hold at most {MOST_TEXTS} texts, got {len(self.input)}",
+                                 "batch size exceeded")
         if self.dimensions == 0:
             raise InvalidRequest("`dimensions` must be at least 1, got 0")
 
@@ -103,7 +80,10 @@ class EmbeddingsRequest(Foreign):
         return [wanted(text if isinstance(text, str) else tuple(text), NAMES, self.parameters, caller.part(index))
                 for index, text in enumerate(self.input)]
 
-    def rendered(self, vector: Vector) -> str:
+    def row(self, index: int, said: Said) -> str:
+        return f'{{"object":"embedding","index":{index},"embedding":{self._rendered(vector_of(said))}}}'
+
+    def _rendered(self, vector: Vector) -> str:
         shortened = vector if self.dimensions is None else cut(vector, self.dimensions)
         if self.encoding_format == "base64":
             return f'"{b64encode(pack(f"<{len(shortened)}f", *shortened)).decode()}"'
@@ -120,40 +100,31 @@ class Embeddings:
     async def embed(self, request: web.Request) -> web.Response:
         caller = Caller.of(request, self._house.engine, EMBEDDINGS)
         asked = await read_body(request, EmbedRequest)
-        vectors, _, headers = await self._vectors(request, [asked.wanted(caller)], caller)
-        return answered(f'{{"embeddings":{vector_json(vectors[0])}}}', headers)
+        found = await read(self._house, request, caller, [asked.wanted(caller)], lambda _, said: vector_of(said))
+        return answered(f'{{"embeddings":{vector_json(found.made[0])}}}', found.headers)
 
     async def embeddings(self, request: web.Request) -> web.Response:
         caller = Caller.of(request, self._house.engine, EMBEDDINGS)
         asked = await read_body(request, EmbeddingsRequest)
-        asked.check(self._house.config.max_client_batch_size)
-        vectors, num_tokens, headers = await self._vectors(request, asked.wanted(caller), caller)
-        rows = [f'{{"object":"embedding","index":{index},"embedding":{asked.rendered(vector)}}}'
-                for index, vector in enumerate(vectors)]
-        return answered(self._list_json(",".join(rows), num_tokens), headers)
+        asked.check()
+        found = await read(self._house, request, caller, asked.wanted(caller), asked.row)
+        return answered(self._list_json(",".join(found.made), found.num_tokens), found.headers)
 
     def _list_json(self, rows: str, num_tokens: int) -> str:
-        if self._house.config.compat == "lorax":
+        if self._house.is_lorax:
             return f'{{"embeddings":[{rows}]}}'
         return (f'{{"object":"list","data":[{rows}],"model":{quoted(self._house.about.name)},'
                 f'"usage":{{"prompt_tokens":{num_tokens},"total_tokens":{num_tokens}}}}}')
 
-    async def _vectors(self, request: web.Request, wanted: Sequence[Wanted],
-                       caller: Caller) -> tuple[list[Vector], int, dict[str, str]]:
-        """In the order of the texts, each of which is a request of its own; how many tokens they have; headers."""
-        house = self._house
-        choices = [choice for each in wanted for choice in await house.validator.choices(each)]
-        validated = clock()
-        answers = await told(house, choices, caller)
-        headers = (compute(house.engine.facts, sum(choice.num_characters for choice in choices)) | identity(request)
-                   | timings(answers, validated - caller.came, clock() - caller.came))
-        vectors = [answer.end.told for answer in answers if not isinstance(answer.end.told, Labelling)]
-        return vectors, sum(len(choice.request.prompt) for choice in choices), headers
-
 
 def wanted(text: Given, names: Names, parameters: EmbedParameters | None, caller: Caller) -> Wanted:
-    return Wanted(prompt=text, wish=Wish.VECTOR, names=names, adapter=parameters.adapter if parameters else None,
-                  tenant=caller.tenant, request_id=caller.request_id, deadline=caller.deadline)
+    return Wanted(prompt=text, wish=Wish.VECTOR, names=names, tenant=caller.tenant, request_id=caller.request_id,
+                  adapter=None if parameters is None else parameters.wanted(caller.token), deadline=caller.deadline)
+
+
+def vector_of(said: Said) -> Vector:
+    assert not isinstance(said.end.told, Labelling)
+    return said.end.told
 
 
 def answered(body: str, headers: dict[str, str]) -> web.Response:

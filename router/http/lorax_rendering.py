@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quoted
 
-from router.errors import Cancelled, Overloaded, TemplateFailed
+from router.errors import Cancelled, InvalidRequest, Overloaded, TemplateFailed
 from router.http.chunks import Pieces
 from router.http.errors import Told, shortened
 from router.http.headers import milliseconds, seconds_of, timings
@@ -31,6 +31,8 @@ def told(error: Exception) -> Told:
     found = Told.of(error)
     if isinstance(error, Overloaded):
         return replace(found, text="Model is overloaded")
+    if isinstance(error, InvalidRequest):
+        return replace(found, error_type="validation")  # its clients know no other
     if isinstance(error, TemplateFailed):
         return replace(found, text=shortened(f"Failed applying chat template to inputs: {error}"))
     return found

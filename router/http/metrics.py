@@ -14,6 +14,8 @@ from router.errors import (
     AdapterFailed,
     AdapterMissing,
     Cancelled,
+    ClassificationFailed,
+    EmbeddingFailed,
     GenerationFailed,
     InvalidRequest,
     NotReady,
@@ -36,9 +38,11 @@ ERRORS: dict[type[BaseException], str] = {
     TemplateFailed: "template",
     Overloaded: "overloaded",
     NotReady: "overloaded",
+    EmbeddingFailed: "embedding_failure",
+    ClassificationFailed: "classification_failure",
     GenerationFailed: "generation",
-    AdapterMissing: "generation",
-    AdapterFailed: "generation",
+    AdapterMissing: "download_adapter",
+    AdapterFailed: "download_adapter",
     TimedOut: "timeout",
     Cancelled: "dropped",
     ConnectionError: "dropped",
@@ -108,5 +112,6 @@ def count_end(request: web.Request, tally: RequestTally, failure: BaseException 
 
 
 def err_of(failure: BaseException) -> str:
-    """As text-generation-inference calls it. What is nobody's fault but ours leaves an answer incomplete."""
+    """As text-generation-inference calls it, or else LoRAX. What is nobody's fault but ours leaves an answer
+    incomplete."""
     return next((err for kind, err in ERRORS.items() if isinstance(failure, kind)), "incomplete")

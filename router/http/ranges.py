@@ -55,7 +55,7 @@ RANGES: dict[str, dict[str, Range]] = {
     "Generate": SHARED | {"inputs": TEXT},
     "CompatGenerate": SHARED | {"inputs": TEXT},
     "EmbedRequest": {"inputs": TEXT},
-    "EmbeddingsRequest": {"input": TEXT, "dimensions": SOME},
+    "EmbeddingsRequest": {"input": {**TEXT, "minItems": 1, "items": {**TEXT, "minItems": 1}}, "dimensions": SOME},
     "ClassifyRequest": {"inputs": TEXT},
     "ClassifyBatchRequest": {"inputs": {"minItems": 1, "items": {"type": "string", **TEXT}}},
     "Parameters": SHARED | {

@@ -87,6 +87,14 @@ def together() -> None:
     assert asyncio.run(ask()) == [text(adapter_id=name) for name in names]
 
 
+def embeddings() -> None:
+    """It has no words for an adapter here."""
+    vector = CLIENT.embed(PROMPT).embeddings
+    assert len(vector) > 8
+    assert CLIENT.embed(PROMPT).embeddings == vector != CLIENT.embed("another").embeddings
+    assert asyncio.run(AsyncClient(URL).embed(PROMPT)).embeddings == vector
+
+
 def errors() -> None:
     """What it checks itself never reaches a server; this does."""
     assert "`truncate` must be strictly positive and less than" in refused(
@@ -104,6 +112,6 @@ def errors() -> None:
         stream.close()
 
 
-for check in (texts, stops, streams, adapters, formats, alternatives, together, errors):
+for check in (texts, stops, streams, adapters, formats, alternatives, together, embeddings, errors):
     check()
     sys.stdout.write(f"lorax: {check.__name__}\n")

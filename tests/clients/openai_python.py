@@ -59,6 +59,30 @@ def tools() -> None:
     assert (told.name, told.arguments) == (call.function.name, call.function.arguments)
 
 
+def embeddings() -> None:
+    """The client asks for base64 where it is told nothing, and makes numbers of it."""
+    create = CLIENT.embeddings.create
+    some = create(model="weft/demo", input=["Once upon a time", "The Story of"], encoding_format="float")
+    assert [row.index for row in some.data] == [0, 1]
+    assert some.usage.total_tokens == some.usage.prompt_tokens > 2
+    vectors = [row.embedding for row in some.data]
+    for others in (create(model="weft/demo", input=["Once upon a time", "The Story of"]).data,
+                   [create(model="weft/demo", input=text).data[0] for text in ("Once upon a time", "The Story of")]):
+        assert all(near(*pair) for pair in zip(vectors, (row.embedding for row in others), strict=True))
+    assert len(create(model="weft/demo", input="Once upon a time", dimensions=8).data[0].embedding) == 8
+    many = create(model="weft/demo", input=[f"thread {number}" for number in range(300)]).data
+    assert [row.index for row in many] == [*range(300)]
+    alone = create(model="weft/demo", input="thread 299").data[0].embedding
+    assert near(many[299].embedding, alone)
+    assert not near(many[0].embedding, alone)
+    assert "at most 2048 texts" in refused(openai.UnprocessableEntityError,
+                                           lambda: create(model="weft/demo", input=["x"] * 2049))
+
+
+def near(one: list[float], other: list[float]) -> bool:
+    return len(one) == len(other) and all(abs(a - b) < 1e-5 for a, b in zip(one, other, strict=True))
+
+
 def errors() -> None:
     chat = CLIENT.chat.completions.create
     assert "max_tokens" in refused(openai.UnprocessableEntityError,
@@ -70,6 +94,6 @@ def errors() -> None:
         stream.close()
 
 
-for check in (models, chats, texts, tools, errors):
+for check in (models, chats, texts, tools, embeddings, errors):
     check()
     sys.stdout.write(f"openai: {check.__name__}\n")

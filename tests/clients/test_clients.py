@@ -1,4 +1,5 @@
-"""Official clients, unmodified, each in an environment of its own, against the model that comes with weft.
+"""Official clients, unmodified, each in an environment of its own, against the model that comes with weft, and against
+small encoders.
 
 What they should see is told by the scripts beside this file, which run there. A client that cannot be installed is
 skipped.
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from environments import environment
 from launched import Weft, serving
+from word_pieces import encoder
 
 HERE = Path(__file__).parent
 CLIENTS = {
@@ -38,20 +40,35 @@ def lorax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weft]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Weft, Weft]]:
+    """One that tells labels, and names many things; one that makes embeddings."""
+    folder = tmp_path_factory.mktemp("encoders")
+    arguments = ("--compat", "lorax", "--threads", "1")  # threads wait for each other on a busy machine
+    with (serving(folder, str(encoder(folder, labels=True, seed=1)), *arguments) as labels,
+          serving(folder, str(encoder(folder, labels=False)), *arguments) as vectors):
+        yield labels, vectors
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_sees_what_it_knows(weft: Weft, tmp_path: Path, name: str) -> None:
-    check(weft, tmp_path, name, CLIENTS[name])
+    check((weft,), tmp_path, name, CLIENTS[name])
 
 
 @pytest.mark.parametrize("name", LORAX)
 def test_a_client_of_lorax_sees_what_it_knows(lorax: Weft, tmp_path: Path, name: str) -> None:
-    check(lorax, tmp_path, name, LORAX[name])
+    check((lorax,), tmp_path, name, LORAX[name])
 
 
-def check(weft: Weft, folder: Path, name: str, packages: tuple[str, ...]) -> None:
-    ended = subprocess.run([environment(name, *packages), "-P", HERE / f"{name}.py", weft.url], cwd=folder,
-                           capture_output=True, text=True, check=False,
+@pytest.mark.parametrize("name", LORAX)
+def test_a_client_of_lorax_sees_what_encoders_tell(encoders: tuple[Weft, Weft], tmp_path: Path, name: str) -> None:
+    check(encoders, tmp_path, name, LORAX[name], script="lorax_encoder_client")
+
+
+def check(wefts: tuple[Weft, ...], folder: Path, name: str, packages: tuple[str, ...], script: str = "") -> None:
+    command = [environment(name, *packages), "-P", HERE / f"{script or name}.py", *(weft.url for weft in wefts)]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False,
                            env={"HOME": str(folder), "PATH": "/usr/bin:/bin"})
     sys.stdout.write(ended.stdout)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr[-3000:]
-    assert weft.status("/health") == 200
+    assert {weft.status("/health") for weft in wefts} == {200}

@@ -9,37 +9,15 @@ from urllib.request import Request, urlopen
 
 import pytest
 import torch
-from checkpoints import tiny_encoder
 from launched import Weft, serving
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoModel, AutoModelForTokenClassification, AutoTokenizer, PreTrainedTokenizerFast, pipeline
+from transformers import AutoModel, AutoModelForTokenClassification, AutoTokenizer, pipeline
+from word_pieces import LINES, encoder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # processes that load torch
 
-TEXTS = ["Ada lives in London.", "weft", "The weaver of Prague met Bob and Ada in Paris; nobody else was there ☃ .",
+TEXTS = [*LINES, "The weaver of Prague met Bob and Ada in Paris; nobody else was there ☃ .",
          "Ada " * 40]
 ALONE = ("--threads", "1", "--max-client-batch-size", "32")  # threads wait for each other on a busy machine
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-
-
-def write_word_pieces(folder: Path) -> None:
-    """tokenizer.json as BERT's: pieces of words, marks at both ends, and no end token."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.train_from_iterator(TEXTS[:2], trainers.WordPieceTrainer(
-        vocab_size=60, special_tokens=SPECIAL, show_progress=False))
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
-
-
-def encoder(folder: Path, *, labels: bool, seed: int = 0) -> Path:
-    made = tiny_encoder(folder, "bert", labels=labels, seed=seed)
-    write_word_pieces(made)
-    return made
 
 
 def asked(weft: Weft, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -70,6 +48,8 @@ def test_embeddings_are_those_of_transformers(tmp_path: Path) -> None:
         assert alone == right
         company = asked(weft, "/v1/embeddings", {"input": TEXTS * 5, "model": "x"})[1]["data"]
         assert [row["embedding"] for row in company] == alone * 5
+        many = asked(weft, "/v1/embeddings", {"input": TEXTS * 100})[1]
+        assert [row["embedding"] for row in many["data"]] == alone * 100
         with ThreadPoolExecutor(8) as threads:
             answers = threads.map(lambda text: asked(weft, "/embed", {"inputs": text})[1]["embeddings"], TEXTS * 5)
             assert list(answers) == alone * 5

@@ -233,7 +233,7 @@ PROMPTS = [*[prompt for _, _, prompts in ANSWERED for prompt in prompts], *[IN_H
 NUM_TOKENS = LENGTH * len(PROMPTS)
 ACCEPTED = [*PROMPTS, "x", "x"]  # with those whose clients left
 REASONS = {"overloaded": 2, "validation": len(INVALID), "template": 0, "generation": 0, "incomplete": 0, "dropped": 2,
-           "timeout": 2}
+           "timeout": 2, "download_adapter": 0, "embedding_failure": 0, "classification_failure": 0}
 COUNTED: dict[str, float] = {
     "tgi_request_count": len(ANSWERED) + sum(REASONS.values()),
     "tgi_request_success": len(ANSWERED),

@@ -7,7 +7,7 @@ from noted import Notes
 
 from router.accounts import Account
 from router.request import FinishReason, Request, SamplingParams
-from router.spans import CHAT, MOST_PARTS, TEXT, Spans
+from router.spans import CHAT, EMBEDDINGS, MOST_PARTS, MOST_TEXTS, TEXT, Spans
 from router.story import Cause, Story
 from router.validation import Choice
 
@@ -79,6 +79,12 @@ def test_who_gives_its_blocks_back_waits_and_starts_again():
 def test_who_pauses_without_end_is_told_of_with_so_many_parts():
     pauses = [(102.0 + step / 100, (Cause.DECODE, Cause.READER)[step % 2]) for step in range(400)]
     assert len(told((choice(), account((101.0, Cause.PREFILL), *pauses))).children) == 1 + MOST_PARTS
+
+
+def test_of_many_texts_some_are_told_of_and_all_are_counted():
+    span = told(*[(choice(), account(*TURNS))] * (MOST_TEXTS + 8), operation=EMBEDDINGS)
+    assert len(span.children) == 1 + 3 * MOST_TEXTS
+    assert span.attributes["gen_ai.usage.input_tokens"] == 3 * (MOST_TEXTS + 8)
 
 
 def test_what_was_asked_for_is_told_in_numbers():

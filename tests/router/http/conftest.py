@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from hearing import said
+from hearing import lived, said
 from lending import lent
 
 from router.accounts import Account, Accounts
@@ -17,13 +17,13 @@ from router.chat import plain_template
 from router.config import RouterConfig
 from router.http.app import create_app
 from router.http.dialect import About
-from router.messages import ModelFacts
+from router.messages import Labelling, ModelFacts
 from router.policy import Policy
 from router.prompts import Limits
-from router.request import Request, Resource, Tenant
+from router.request import Request, Resource, Tenant, Wish
 from router.scheduler import Scheduler
 from router.story import Story
-from router.stream import Event, Stream
+from router.stream import Event, Stream, ToldEvent
 from router.tally import Tally
 from router.tenants import Keys
 from router.tokenizer import byte_tokenizer
@@ -61,7 +61,7 @@ class ScriptedEngine:
         stream = Stream(request, 262_144, lambda: None, lambda: None, lambda: self._leave(request))
         self.streams.append(stream)
         self.asked.set()
-        for event in self.scripts.pop(0) if self.scripts else said("weft"):
+        for event in self.scripts.pop(0) if self.scripts else told(request):
             stream.put(event)
         return stream
 
@@ -82,6 +82,16 @@ class ScriptedEngine:
         self.left_alone.set()
 
 
+def told(request: Request) -> list[Event]:
+    """A text, a vector with its length as the first value, or the same label for each token."""
+    if request.wish is Wish.TEXT:
+        return said("weft")
+    num_tokens = len(request.prompt)
+    of_text = ([float(num_tokens), *[0.0] * 15] if request.wish is Wish.VECTOR
+               else Labelling([0] * num_tokens, [0.5] * num_tokens))
+    return [ToldEvent(of_text, lived(queue=0.25, prefill=0.125))]
+
+
 def numbered(kind: str, _: str) -> Resource:
     """All grammars are one."""
     return Resource(kind, 1)
@@ -93,12 +103,13 @@ Scenario = Callable[[TestClient, ScriptedEngine], object]
 
 @pytest.fixture
 def serve():
-    """Runs a scenario with a client of the application."""
-    def run(scenario, *scripts, config=None, template=TEMPLATE, about=UNNAMED, sender=None, store=None, grammars=False):
+    """Runs a scenario with a client of the application. `facts` are those of the model."""
+    def run(scenario, *scripts, config=None, template=TEMPLATE, about=UNNAMED, sender=None, store=None, grammars=False,
+            **facts):
         async def main():
             config_ = config or RouterConfig()
             engine = ScriptedEngine(*scripts)
-            engine.facts = replace(engine.facts, grammars=grammars)
+            engine.facts = replace(engine.facts, grammars=grammars, **facts)
             adapters = None if store is None else await lent(config_, store)
             with closing(Validator(config_, engine.facts, byte_tokenizer(), template, numbered if grammars else None,
                                    adapters=adapters)) as validator:

@@ -36,6 +36,19 @@ def test_neighbours_of_one_label_are_one_entity(tmp_path):
         *map(str.lower, headers)}
 
 
+def test_lorax_tells_whole_milliseconds(tmp_path):
+    _, _, headers = told(tmp_path, "/classify_batch", {"inputs": ["cfa"]}, compat="lorax")
+    assert headers["x-compute-type"] == "gpu+optimized"
+    assert all(headers[f"x-{name}-time"].isdigit() for name in ("compute", "validation", "queue", "inference"))
+    assert not {"x-model-id", "x-adapter-id", "x-adapter-source"} & {*map(str.lower, headers)}
+
+
+def test_lorax_has_one_type_for_all_that_is_wrong(tmp_path):
+    """Its client takes another type for an error that it does not know."""
+    status, answer, _ = told(tmp_path, "/classify_batch", {"inputs": ["x"] * 5}, compat="lorax")
+    assert (status, answer["error_type"]) == (422, "validation")
+
+
 def test_words_are_told_in_lower_case(tmp_path):
     _, answer, _ = told(tmp_path, "/classify", {"inputs": "AZ"})
     assert [each["word"] for each in answer] == ["a", "z"]

@@ -85,7 +85,7 @@ def test_lorax_has_a_shape_of_its_own(tmp_path):
     ({"input": []}, "input"), ({"input": ""}, "must not be an empty string"), ({"input": [[]]}, "input"),
     ({"input": 7}, "input"), ({"input": [TEXT, 7]}, "input"), ({"input": TEXT, "dimensions": 0}, "at least 1, got 0"),
     ({"input": TEXT, "dimensions": 17}, "at most 16 with this model, got 17"), ({"input": [700]}, "token 700"),
-    ({"input": ["x"] * 5}, "at most 4 texts (--max-client-batch-size), got 5"),
+    ({"input": ["x"] * 2049}, "at most 2048 texts, got 2049"),
     ({"input": "x" * 41}, "at most 40 tokens (--max-batch-prefill-tokens), got 41"),
     ({"input": TEXT, "encoding_format": "hex"}, "encoding_format"), ({}, "input"),
     ({"input": TEXT, "parameters": {"adapter_id": "a", "merged_adapters": {"ids": ["a"]}}}, "at most one of"),
@@ -96,6 +96,19 @@ def test_what_is_wrong_is_told(tmp_path, body, part):
                          "max_input_tokens": 100, "max_total_tokens": 200}, **body)
     assert (status, answer["error_type"]) in {(422, "validation"), (422, "batch size exceeded")}
     assert part in answer["error"]
+
+
+@pytest.mark.parametrize("body", [
+    {"input": "x", "dimensions": 0}, {"input": "x", "dimensions": 17}, {"input": "x" * 41}, {"input": ["x"] * 2049}])
+def test_what_is_wrong_has_a_status_of_its_own_with_lorax(tmp_path, body):
+    status, answer, *_ = embeddings(tmp_path, compat="lorax", given={"max_batch_prefill_tokens": 40}, **body)
+    assert (status, answer["error_type"]) == (400, "invalid_input")
+    assert answer["error"].startswith("Input validation error: ")
+
+
+def test_lorax_has_it_on_no_other_route(tmp_path):
+    status, answer, *_ = told(tmp_path, "/embed", {"inputs": ""}, compat="lorax")
+    assert (status, answer["error_type"]) == (422, "validation")
 
 
 def test_a_model_that_makes_none_says_what_it_does(tmp_path):
@@ -118,6 +131,12 @@ def test_what_fails_on_a_shard_is_a_failure_of_the_server(tmp_path):
     status, answer, *_ = told(tmp_path, "/embed", {"inputs": TEXT}, faults="fail_sequence@embed")
     assert (status, answer["error_type"]) == (500, "embedding_failure")
     assert answer["error"] == "Embedding Failure: the model's output was not a number"
+
+
+@pytest.mark.parametrize("name", ["", "__base_model__"])
+def test_the_model_itself_is_no_adapter(tmp_path, name):
+    _, answer, _, model = embed(tmp_path, inputs=TEXT, parameters={"adapter_id": name})
+    assert answer["embeddings"] == vector(model)
 
 
 def test_an_adapter_is_gone_by(tmp_path):

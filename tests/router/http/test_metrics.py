@@ -6,12 +6,15 @@ import pytest
 from aiohttp import ClientPayloadError, web
 from aiohttp.test_utils import TestClient, TestServer
 from measuring import check, failures, read
+from stored import Store
 
 from router.config import RouterConfig
 from router.errors import (
     AdapterFailed,
     AdapterMissing,
     Cancelled,
+    ClassificationFailed,
+    EmbeddingFailed,
     GenerationFailed,
     InvalidRequest,
     NotReady,
@@ -87,6 +90,25 @@ def test_what_fails_under_way_is_counted_by_why(serve, path, stream):
         assert "broken" in told
         assert await counted(client) == (1, 0, {"generation": 1})
     serve(scenario, [*LATE, FailedEvent(GenerationFailed("broken"))])
+
+
+@pytest.mark.parametrize(("path", "body", "error", "err"), [
+    ("/embed", {"inputs": "x"}, EmbeddingFailed, "embedding_failure"),
+    ("/v1/embeddings", {"input": ["x", "y"]}, EmbeddingFailed, "embedding_failure"),
+    ("/classify_batch", {"inputs": ["x"]}, ClassificationFailed, "classification_failure")])
+def test_what_fails_to_be_read_is_counted_as_lorax_does(serve, path, body, error, err):
+    async def scenario(client, engine):
+        assert (await client.post(path, json=body)).status == 500
+        assert await counted(client) == (1, 0, {err: 1})
+    serve(scenario, [FailedEvent(error("broken"))], embeddings=True, classification=True, labels=("O",))
+
+
+@pytest.mark.parametrize("name", ["nobody", "broken"])
+def test_an_adapter_that_cannot_be_had_is_counted_as_lorax_does(serve, name):
+    async def scenario(client, engine):
+        await ask(client, "/generate", parameters={"adapter_id": name})
+        assert await counted(client) == (1, 0, {"download_adapter": 1})
+    serve(scenario, store=Store())
 
 
 @pytest.mark.parametrize(("path", "body"), [
@@ -187,9 +209,11 @@ def test_others_get_the_page_whatever_they_accept(serve):
 
 @pytest.mark.parametrize(("error", "err"), [
     (TemplateFailed("no"), "template"), (ToolsFailed("no"), "validation"),
-    (AdapterMissing("no"), "generation"), (AdapterFailed("no"), "generation"),
+    (AdapterMissing("no"), "download_adapter"), (AdapterFailed("no"), "download_adapter"),
+    (EmbeddingFailed("no"), "embedding_failure"), (ClassificationFailed("no"), "classification_failure"),
+    (GenerationFailed("no"), "generation"),
     (asyncio.CancelledError(), "dropped"), (web.HTTPBadRequest(), "validation"),
     (web.HTTPRequestEntityTooLarge(1, 2), "validation"), (web.HTTPInternalServerError(), "incomplete"),
     (KeyError("a mistake"), "incomplete")])
-def test_errors_have_the_names_of_tgi(error, err):
+def test_errors_have_the_names_of_tgi_or_of_lorax(error, err):
     assert err_of(error) == err

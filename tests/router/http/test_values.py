@@ -12,7 +12,7 @@ from described import Described, Put
 from pydantic.json_schema import models_json_schema
 
 from router.config import RouterConfig
-from router.http.catalog import GENERATING, Entry, sections
+from router.http.catalog import GENERATING, READING, Entry, sections
 from router.http.openapi import REFERENCE, document
 
 # Templates need something to say; a grammar of any other kind is not served here.
@@ -26,7 +26,8 @@ VALUES = (
     "Infinity", "-Infinity", "2147483648", "-2147483649", "4294967296", "18446744073709551616", '""', '"x"',
     '"\\u0000"', f'"{"x" * 1025}"', "[]", "[null]", '["x"]', '[""]', "[[]]", "{}", '{"type": "x"}', '{"type": "text"}')
 NO_JSON = ('"\\ud800"', f"1{'0' * 5000}", "[" * 2000, "", "'x'", "undefined", "0x10", '"\n"')
-LIMITS = {"best_of": 2, "top_n_tokens": 5, "top_logprobs": 5, "truncate": 1599}
+LIMITS = {"best_of": 2, "top_n_tokens": 5, "top_logprobs": 5, "truncate": 1599, "dimensions": 16}
+READS = {"embeddings": True, "classification": True, "labels": ("O",)}
 IN_STREAMS = {"best_of": {None, 1}, "decoder_input_details": {False}}
 # Where LoRAX is stricter, or has other names.
 MANY = dict.fromkeys(("max_new_tokens", "max_tokens", "max_completion_tokens"), 1500)
@@ -101,12 +102,13 @@ def body_with(put: Put, value: str, **more: Any) -> str:
 # What `/invocations` streams is streamed by the routes whose bodies it takes.
 WHOLE = [Case(entry, streamed=False) for entry in GENERATING if entry.path != "/generate_stream"]
 STREAMED = [Case(entry, streamed=True) for entry in GENERATING if entry.streams and entry.path != "/invocations"]
+READ = [Case(entry, streamed=False) for entry in READING]
 OF_LORAX = [replace(case, entry=entry, compat="lorax") for case in [*WHOLE, *STREAMED]
             for entry in sections("lorax")["Generate"] if entry.path == case.entry.path and entry != case.entry]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*WHOLE, *STREAMED, *OF_LORAX], ids=lambda case: (
+@pytest.mark.parametrize("case", [*WHOLE, *STREAMED, *OF_LORAX, *READ], ids=lambda case: (
     f"{case.entry.path}{' streamed' * case.streamed} {case.compat}"))
 def test_a_value_is_answered_or_refused_as_documented(serve, case) -> None:
     path, more = case.entry.path, {"stream": True} if case.streamed else {}
@@ -132,4 +134,4 @@ def test_a_value_is_answered_or_refused_as_documented(serve, case) -> None:
                 wrong += [(shape, way, text[:40], status, expected)] * (status != expected)
             assert await status_of(client, json.dumps(case.known.sample({"$ref": shape}))) == 200
         assert wrong == []
-    serve(scenario, config=RouterConfig(compat=case.compat))
+    serve(scenario, config=RouterConfig(compat=case.compat), **READS)

@@ -1,0 +1,32 @@
+"""Small encoders with a tokenizer as BERT's, made of some lines: what is read as a whole, by words and their pieces."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from checkpoints import tiny_encoder
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+LINES = ("Ada lives in London.", "weft")
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def encoder(folder: Path, *, labels: bool, seed: int = 0) -> Path:
+    """A folder below `folder`. With labels it tells those, else it makes embeddings."""
+    made = tiny_encoder(folder, "bert", labels=labels, seed=seed)
+    write_word_pieces(made, LINES)
+    return made
+
+
+def write_word_pieces(folder: Path, lines: Sequence[str]) -> None:
+    """tokenizer.json as BERT's: pieces of words, marks at both ends, and no end token."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.train_from_iterator(lines, trainers.WordPieceTrainer(
+        vocab_size=60, special_tokens=SPECIAL, show_progress=False))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
