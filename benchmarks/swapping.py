@@ -9,15 +9,10 @@ settings. The last line is JSON.
 
 import asyncio
 import json
-import os
-import re
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -32,8 +27,8 @@ from cyclopts.validators import Number
 
 from benchmarks.adapters import GOALS, make_adapter
 from benchmarks.checkpoint import SHAPES, make
-from benchmarks.processes import HOST, end
 from benchmarks.saved import hardware, save
+from benchmarks.served import served, session, token_times
 from router.figures import percentile
 
 WORDS = "weave me a picture of the sea and of the boats that sail on it"
@@ -117,16 +112,10 @@ class Load:
                 await self._read(answer, heard, window)
 
     async def _read(self, answer: aiohttp.ClientResponse, heard: Heard, window: tuple[float, float]) -> None:
-        before = 0.0
-        async for line in answer.content:
-            if line.startswith(b"data:"):
-                if b'"error"' in line:
-                    raise SystemExit(f"benchmarks.swapping: {line.decode()}")
-                now = time.perf_counter()
-                if window[0] <= now <= window[1]:
-                    heard.tokens += 1
-                    heard.gaps += [now - before] if before else []
-                before = now
+        async for now, gap in token_times(answer):
+            if window[0] <= now <= window[1]:
+                heard.tokens += 1
+                heard.gaps += [gap] if gap else []
 
 
 def adapter_name(ranks: Sequence[int], number: int) -> str:
@@ -140,33 +129,9 @@ def make_adapters(settings: Settings, root: Path, ranks: Sequence[int]) -> None:
             make_adapter(settings.shape, ranks[number % len(ranks)], folder)
 
 
-@contextmanager
-def served(model: Path, root: Path, flags: Sequence[str]) -> Iterator[int]:
-    """The port of a server. What it keeps of adapters goes with it."""
-    with tempfile.TemporaryDirectory() as cache:
-        server = subprocess.Popen(
-            [sys.executable, "-P", "-m", "launcher.cli", "serve", str(model), "--port", "0",
-             "--adapter-root", str(root), "--adapter-source", "local", "--memory-fraction", "0.1",
-             "--adapter-memory-fraction", "0.7", *flags],
-            stdout=subprocess.PIPE, env={**os.environ, "XDG_CACHE_HOME": cache})
-        try:
-            yield wait_for_port(server)
-        finally:
-            end(server)
-
-
-def wait_for_port(server: "subprocess.Popen[bytes]") -> int:
-    assert server.stdout is not None
-    for line in server.stdout:
-        if found := re.search(rb"http://[^ ]*:(\d+)", line):
-            return int(found[1])
-    raise SystemExit("benchmarks.swapping: weft ended before it was ready")
-
-
-async def measure(settings: Settings, variant: Variant, port: int) -> list[Point]:
+async def measure(settings: Settings, variant: Variant, address: str) -> list[Point]:
     numbers = (0, *settings.adapters)
-    timeout = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(f"http://{HOST}:{port}", timeout=timeout) as http:
+    async with session(address) as http:
         load = Load(settings, http)
         turns = [{number: await load.turn(variant.ranks, number) for number in numbers}
                  for _ in range(settings.repeat + 1)]
@@ -211,8 +176,8 @@ def bench(settings: Settings = Settings()) -> None:
         model, root = make(settings.shape, place / settings.shape), place / f"{settings.shape}-adapters"
         for variant in variants(settings):
             make_adapters(settings, root, variant.ranks)
-            with served(model, root, variant.flags) as port:
-                found = uvloop.run(measure(settings, variant, port))
+            with served(model, root, variant.flags) as address:
+                found = uvloop.run(measure(settings, variant, address))
             points += found
             text += f"adapters that {variant.name}:\n{table(found)}\n"
     date = datetime.now(UTC).date().isoformat()

@@ -64,6 +64,12 @@ class Ledger:
         if request.kind not in self.loaded or not request.id:
             raise Malformed("a Load names a kind and an id other than 0")
 
+    def unload_before(self, request: pb.LoadRequest) -> pb.UnloadRequest | None:
+        """What must be forgotten first: something was loaded under its number, and perhaps nobody heard of it."""
+        if request.id not in self.loaded.get(request.kind, ()):
+            return None
+        return pb.UnloadRequest(epoch=request.epoch, kind=request.kind, id=request.id)
+
     def load(self, request: pb.LoadRequest) -> None:
         self.check_load(request)
         self.loaded[request.kind].add(request.id)

@@ -57,6 +57,8 @@ class LoadedWorker(Generic[AnyLoaded]):
     def load(self, request: pb.LoadRequest) -> pb.LoadAnswer:
         """Beside the steps, in a thread of its own."""
         self.ledger.check_load(request)
+        if (before := self.ledger.unload_before(request)) is not None:
+            self.unload(before)
         num_bytes = self._load(request)
         self.ledger.load(request)
         return pb.LoadAnswer(bytes=num_bytes)

@@ -146,6 +146,8 @@ class SimulatedWorker:
                                   for text in texts])
 
     def load(self, request: pb.LoadRequest) -> pb.LoadAnswer:
+        if (before := self.ledger.unload_before(request)) is not None:
+            self.ledger.unload(before)
         self._strike("load")
         if not {pb.KIND_ADAPTER: self._model.adapters, pb.KIND_GRAMMAR: self._model.grammars}.get(request.kind, True):
             raise Refused(f"this shard takes no {pb.Kind.Name(request.kind)}")

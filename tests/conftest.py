@@ -51,6 +51,12 @@ def pytest_configure(config: pytest.Config) -> None:
     own_temporary_folder(config)
 
 
+def pytest_collection_finish() -> None:
+    """What was imported for all tests is not looked through for garbage after each."""
+    gc.collect()
+    gc.freeze()
+
+
 def never_in_a_loop(function: Callable[..., Any], returns_at_once: Callable[..., bool]) -> Callable[..., Any]:
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:

@@ -258,27 +258,9 @@ class TestContract:
             assert await shard.code(prefill(1, Row(7, SHORT, [0]))) == Code.OK
         play(story)
 
-    # -- adapters and grammars
+    # -- adapters and grammars, more of which stands in test_adapter_contract.py
 
-    def test_a_sequence_may_name_what_was_loaded_until_it_is_unloaded(self, play_simulated: Any) -> None:
-        async def story(shard: Peer) -> None:
-            adapter = {"epoch": 1, "kind": pb.KIND_ADAPTER, "id": 5}
-            await shard.stub.Load(pb.LoadRequest(source="somewhere", **adapter))
-            await shard.send(prefill(1, Row(7, SHORT, [0], adapter=5)))
-            await shard.send(filtered(1))
-            await shard.stub.Unload(pb.UnloadRequest(**adapter))
-            assert await shard.code(prefill(1, Row(7, SHORT, [0], adapter=5))) == Code.FAILED_PRECONDITION
-        play_simulated(story)
-
-    def test_reset_keeps_what_is_loaded(self, play_simulated: Any) -> None:
-        async def story(shard: Peer) -> None:
-            await shard.stub.Load(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER, id=5))
-            await shard.reset()
-            assert list((await shard.stub.Info(pb.InfoRequest())).loaded_adapters) == [5]
-            assert await shard.code(prefill(1, Row(7, SHORT, [0], adapter=5))) == Code.OK
-        play_simulated(story)
-
-    def test_it_never_ends_an_epoch(self, play: Any) -> None:
+    def test_a_load_never_ends_an_epoch(self, play: Any) -> None:
         async def story(shard: Peer) -> None:
             load, unload = shard.stub.Load, shard.stub.Unload
             assert await code_of(load(pb.LoadRequest(epoch=1, kind=pb.KIND_ADAPTER))) == Code.INVALID_ARGUMENT

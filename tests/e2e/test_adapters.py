@@ -1,6 +1,7 @@
 """Requests that go by adapters, over HTTP, with simulated shards whose every word tells by which one it goes."""
 
 import asyncio
+import gc
 
 import pytest
 from hearing import ask, expected
@@ -10,6 +11,7 @@ from stored import Store
 from router.adapter import Named
 from router.request import Resource
 
+POISON = "\N{LATIN SMALL LETTER U WITH DIAERESIS}"  # a letter that no other prompt holds
 LONG = "a prompt that fills some blocks of the cache, so that they can be found again"
 
 
@@ -72,7 +74,9 @@ def test_an_adapter_that_no_shard_can_load_takes_no_room(tmp_path):
             answer = await weft.generate("a loom", adapter_id="a")
             assert (answer.status, (await answer.json())["error_type"]) == (424, "generation")
         assert weft.core._residents._residents == {}
-        assert await said(weft, "b") == text_by(weft, 2)
+        told = await said(weft, "b")
+        [resource] = weft.core._residents._residents
+        assert told == text_by(weft, resource.id)  # the other may have had several numbers
     play(story, tmp_path, http=True, faults="refuse@load:1;refuse@load:2;refuse@load:3", max_active_adapters=1,
          store=Store("a", "b"))
 
@@ -99,12 +103,63 @@ def test_who_leaves_while_its_adapter_is_fetched_or_loaded_leaves_nothing(tmp_pa
     play(story, tmp_path, http=True, store=store)
 
 
+@pytest.mark.parametrize("steps", [None, 0, 3], ids=["waits for a place", "in its prompt", "between two tokens"])
+def test_who_leaves_gives_back_what_it_had_of_its_adapter(tmp_path, steps):
+    """There is one place for adapters, and room for two requests."""
+    async def story(weft):
+        entered, left = weft.watch("submit"), weft.watch("cancel")
+        others = [asyncio.create_task(said(weft, "b", length=40))] if steps is None else []
+        if others:
+            await weft.gate.arrival()
+            await entered.get()
+        leaver = asyncio.create_task(weft.generate("a loom", 1000, adapter_id="a"))
+        await entered.get()
+        if steps is not None:
+            await weft.gate.arrival()
+            weft.gate.let(steps)
+            await weft.shards.reach(steps + 1)
+        leaver.cancel()
+        await left.get()
+        weft.gate.open()
+        assert await asyncio.gather(*others) == [text_by(weft, 1, length=40)] * len(others)
+        await weft.check_idle()
+        assert weft.core._residents._users == {}
+        assert len(set(await asyncio.gather(said(weft, "b"), said(weft, "c")))) == 2
+        weft.store.questions.clear()
+        gc.collect()
+        assert (await weft.generate("a loom", adapter_id="nobody")).status == 424
+        [pinned] = weft.store.asked("pin")
+        assert "d-a" not in pinned["digests"]
+        assert len(weft.ranks[0].worker.ledger.loaded[1]) == 1
+        await weft.check_idle()
+    play(story, tmp_path, http=True, gated=True, max_active_adapters=1, max_concurrent_requests=2,
+         adapter_cycle_time_s=0.01, store=Store("a", "b", "c"))
+
+
 def test_a_request_goes_on_by_its_adapter_when_the_shards_die(tmp_path):
     async def story(weft):
         assert await said(weft, "a", length=40) == text_by(weft, 1, length=40)
         assert weft.num_replaced == 1
         await weft.check_idle()
     play(story, tmp_path, http=True, faults="die@decode:9", store=Store("a"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_request_whose_steps_fail_takes_nobody_with_it_who_goes_by_the_same_adapter(tmp_path, ranks):
+    async def story(weft):
+        poisonous, *others = await asyncio.gather(
+            weft.generate(f"a {POISON}", 20, adapter_id="a"),
+            *(said(weft, name, f"loom {number}", 20) for number in range(3) for name in ("a", "b", None)))
+        told = await poisonous.json()
+        assert (poisonous.status, told["error_type"]) == (424, "generation")
+        number = {"a": 1, "b": 2, None: None}
+        assert others == [text_by(weft, number[name], f"loom {place}", 20)
+                          for place in range(3) for name in ("a", "b", None)]
+        await weft.check_idle()
+        assert await said(weft, "a") == text_by(weft, 1)
+        assert (await weft.http.get("/health")).status == 200
+    play(story, tmp_path, http=True, ranks=ranks, store=Store("a", "b"),
+         faults=(f"poison@{POISON.encode()[0]}",) * ranks)
 
 
 def test_what_is_cached_of_a_prompt_is_for_one_adapter(tmp_path):

@@ -10,6 +10,8 @@ import pytest
 from measuring import check, failures, read
 from serving import body, play
 
+from router.config import SOURCES
+
 NUM_SHORT, SHORT, NUM_LONG, LONG = 5, 7, 4, 12
 POISON = "~"
 DOCS = Path(__file__).parents[2] / "docs/metrics.md"
@@ -258,6 +260,8 @@ COUNTED: dict[str, float] = {
     "tgi_request_skipped_tokens_sum": 0,
     "weft_adapter_unloads": 0,
     **{f'weft_adapter_loads{{outcome="{outcome}"}}': 0 for outcome in ("ok", "failed")},
+    **{f'weft_adapter_fetches{{source="{source}",outcome="{outcome}"}}': 0
+       for source in (*SOURCES, "other") for outcome in ("ok", "missing", "failed")},
     **{f'weft_adapter_{name}{{adapter="other"}}': 0 for name in ("requests", "generated_tokens")},
 }
 STEPS = {f'tgi_batch_inference_{name}{{method="{method}"}}' for name in ("count", "success")

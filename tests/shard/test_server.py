@@ -217,13 +217,6 @@ def test_large_messages_pass(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-@pytest.fixture
-def unfrozen() -> Iterator[None]:
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("unfrozen")
 def test_what_was_imported_is_not_looked_through_again() -> None:
     before = gc.get_freeze_count()
     assert imported("shard.worker").__name__ == "shard.worker"
@@ -231,7 +224,6 @@ def test_what_was_imported_is_not_looked_through_again() -> None:
     assert gc.isenabled()
 
 
-@pytest.mark.usefixtures("unfrozen")
 def test_an_import_that_fails_leaves_the_collector_at_work() -> None:
     with pytest.raises(ModuleNotFoundError):
         imported("shard.worke")

@@ -43,11 +43,8 @@ def most_memory(read: Callable[[], object]) -> int:
     gc.collect()  # of few objects garbage is found soon, however much there is in this process
     Path("/proc/self/clear_refs").write_text("5")  # the peak is what is there now
     before = in_memory("VmHWM")
-    try:
-        read()
-        return in_memory("VmHWM") - before
-    finally:
-        gc.unfreeze()
+    read()
+    return in_memory("VmHWM") - before
 
 
 def in_memory(what: str) -> int:

@@ -213,6 +213,22 @@ def test_what_is_no_adapter_leaves_nothing(bench: Bench) -> None:
     assert (kept(bench.store.folder), left_over(bench.store.folder)) == (set(), [])
 
 
+@pytest.mark.slow
+def test_a_thousand_failures_leave_the_disk_as_it_was(bench: Bench) -> None:
+    def spoil(name: str) -> None:
+        if name != "a":
+            raise ValueError(f"{CONFIG} is not JSON")
+
+    bench.far.on_bring = spoil
+    bench.far.seeds |= {f"broken-{number}": 100 + number for number in range(20)}
+    first = bench.fetch()
+    kinds = {bench.refusal(f"broken-{number % 20}" if number % 2 else f"nobody-{number}").kind
+             for number in range(1000)}
+    assert kinds == {"invalid", "missing"}
+    assert (kept(bench.store.folder), left_over(bench.store.folder)) == ({first.version.digest}, [])
+    assert bench.fetch() == first
+
+
 def test_what_is_too_large_is_not_brought(bench: Bench) -> None:
     bench.store._most = SIZE - 1
     assert bench.refusal().kind == "no_room"

@@ -33,6 +33,8 @@ FAULTS = {
                      "`return_k_alternatives` must be strictly positive"),
     "max_new_tokens": ({"max_new_tokens": 0, "stop": ["x"] * 5}, "`max_new_tokens` must be strictly positive"),
     "stops": ({"stop": ["x"] * 5, "truncate": 0}, "`stop` supports up to 4 stop sequences. Given: 5"),
+    "stops, and a seed for several": ({"best_of": 2, "top_k": 3, "seed": 1, "stop": ["x"] * 5},
+                                      "`stop` supports up to 4 stop sequences. Given: 5"),
     "seed": ({"best_of": 2, "top_k": 3, "seed": 1, "truncate": 0}, "`seed` must not be set when `best_of` > 1"),
     "truncate": ({"truncate": 1600, "max_new_tokens": 1599},
                  "`truncate` must be strictly positive and less than 1599. Given: 1600"),
@@ -95,6 +97,8 @@ def test_more_than_one_choice_may_be_switched_off(post):
 def test_an_empty_text_is_refused_and_so_is_one_that_is_too_long(post):
     told = post("/generate", config=LORAX, inputs="", parameters={"truncate": 0})[2]
     assert told == fault("`inputs` cannot be empty")
+    told = post("/generate", config=LORAX, inputs="", parameters={"best_of": 2, "top_k": 3, "seed": 1})[2]
+    assert told == fault("`seed` must not be set when `best_of` > 1")
     config = RouterConfig(compat="lorax", max_input_tokens=4, max_total_tokens=8)
     told = post("/generate", config=config, inputs="x" * 5)[2]
     assert told == fault("`inputs` must have less than 4 tokens. Given: 5")
