@@ -96,4 +96,4 @@ def test_an_adapter_takes_the_memory_of_one_though_there_is_room_for_more() -> N
     down, up = torch.randn(64, 4096), torch.randn(4096, 64)
     before = resident()
     assert site.put(racks.take(1, 64), 0, down, up) == down.nbytes + up.nbytes
-    assert resident() - before < 3 * (down.nbytes + up.nbytes)
+    assert resident() - before <= 4 * (down.nbytes + up.nbytes)  # which may come in pages of 2 MiB; all would be 16
