@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported for all tests is not looked through for garbage after each."""
+    """What was imported for all tests is not looked through for garbage after each, nor what earlier ones left."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 1_000, 1_000)  # so that what a test made is not among the oldest when it ends
 
 
 def never_in_a_loop(function: Callable[..., Any], returns_at_once: Callable[..., bool]) -> Callable[..., Any]:
@@ -115,11 +117,11 @@ def snapshot() -> set[str]:
 
 
 def left_since(before: set[str]) -> set[str]:
-    """Garbage is collected, and what is about to end may do so, only when there is something to look for."""
-    end = time.monotonic() + PATIENCE
+    """What is about to end may do so, and garbage is collected, only when there is something to look for."""
+    end, old = time.monotonic() + PATIENCE, cycle([*[1] * 20, 2])
     while (left := snapshot() - before) and time.monotonic() < end:
-        gc.collect()
         time.sleep(0.01)
+        gc.collect(next(old))  # among what is new, and now and then among all
     return left
 
 

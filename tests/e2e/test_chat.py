@@ -50,7 +50,7 @@ def test_questions_from_a_pipe_are_answered(tmp_path: Path) -> None:
     with serving(tmp_path, SIMULATED, "--simulated-time-scale", "0.01") as weft:
         ended = chat(tmp_path, "--url", weft.url, "--max-tokens", "12", "--temperature", "0", typed="hi\nmore\n")
         assert (ended.returncode, len(ended.stdout.splitlines())) == (0, 2)
-        assert ended.stderr.count("12 tokens") == 2
+        assert ended.stderr.count("· 12 tokens\n") == 2
         again = chat(tmp_path, "--url", weft.url, "--max-tokens", "12", "--temperature", "0", typed="hi\n")
         assert again.stdout == ended.stdout.splitlines(keepends=True)[0]
 

