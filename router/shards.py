@@ -164,6 +164,7 @@ class Shards:
         self._stream = transport == "stream"
         self.is_gone = False  # some rank is, since the last `connect`
         self._ranks: list[Rank] = []
+        self._num_connected = 0  # how often
 
     @property
     def world_size(self) -> int:
@@ -176,6 +177,7 @@ class Shards:
         # All are watched anew: a watch from before may not have heard yet that its shard is gone.
         await asyncio.gather(*(rank.look_away() for rank in self._ranks))
         self.is_gone = False
+        self._num_connected += 1
         await together([rank.ready() for rank in self._ranks])
 
     def _note_gone(self) -> None:
@@ -211,10 +213,12 @@ class Shards:
         return Answers(messages, outcomes, self.world_size).last
 
     async def _beside(self, request: Message) -> str:
-        """What ranks do not do beside the steps ends no epoch."""
+        """What ranks do not do beside the steps ends no epoch. Who was lost may have a successor by now."""
+        connected = self._num_connected
         troubles = [result for result in await self._of_all(request, LOAD_TIMEOUT) if isinstance(result, Trouble)]
         if any(trouble.code in GONE for trouble in troubles):
-            self._note_gone()
+            if connected == self._num_connected:
+                self._note_gone()
             raise ShardsLost(Loss.DEATH, "a shard went away")
         return troubles[0].reason or troubles[0].code.name.lower() if troubles else ""
 

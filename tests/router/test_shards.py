@@ -36,7 +36,8 @@ class Meeting:
 
 
 class ScriptedRank(grpc.GenericRpcHandler):
-    """`answers` by method: a message, a status, or what to wait for before the default is sent."""
+    """`answers` by method: a message, a status, or what to wait for before the default is sent, or what is there by
+    then."""
 
     def __init__(self, address):
         self.address = address
@@ -80,7 +81,8 @@ class ScriptedRank(grpc.GenericRpcHandler):
         answer = self.answers.get(method, ANSWERS[method]())
         if isinstance(answer, asyncio.Event | Meeting):
             await answer.wait()
-            answer = ANSWERS[method]()
+            now = self.answers.get(method)
+            return ANSWERS[method]() if now is answer else now
         return answer
 
     async def _watch(self, message, context):
@@ -356,6 +358,20 @@ def test_a_shard_that_went_away_with_a_load_is_known_to_be_gone(tmp_path):
         assert lost.value.loss is Loss.DEATH
         assert shards.is_gone
         await gone.wait()
+    play(story, tmp_path)
+
+
+def test_a_load_that_hears_late_of_a_loss_does_not_lose_those_who_came_since(tmp_path):
+    async def story(shards, rank):
+        rank.answers["Load"] = loses = asyncio.Event()
+        loading = asyncio.create_task(shards.load(pb.LoadRequest()))
+        await rank.called.wait()
+        await shards.connect()
+        rank.answers["Load"] = Code.UNAVAILABLE
+        loses.set()
+        with pytest.raises(ShardsLost):
+            await loading
+        assert not shards.is_gone
     play(story, tmp_path)
 
 
