@@ -1,5 +1,8 @@
 """Where one rank computes: on which device, and with how many threads. Knows nothing of what is computed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 CORES_WITHOUT_ROUTER = 4  # up to so many the shards use all, and the router finds time between
@@ -23,3 +26,15 @@ def count_threads(asked: int, num_cores: int, num_shards: int) -> int:
     """Threads of one shard on a CPU with so many cores."""
     free = num_cores if num_cores <= CORES_WITHOUT_ROUTER else num_cores - 1
     return asked or max(1, free // num_shards)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes in this thread alone meanwhile. With helpers it would take turns on the cores with those of the
+    steps, and each side waits until all of its helpers are done."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

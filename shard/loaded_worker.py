@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from shard.batch import Ledger, Refused
+from shard.device import one_thread
 from shard.encoder_loading import LoadedEncoder
 from shard.loading import Loaded
 from shard.pb import shard_pb2 as pb
@@ -59,7 +60,8 @@ class LoadedWorker(Generic[AnyLoaded]):
         self.ledger.check_load(request)
         if (before := self.ledger.unload_before(request)) is not None:
             self.unload(before)
-        num_bytes = self._load(request)
+        with one_thread():
+            num_bytes = self._load(request)
         self.ledger.load(request)
         return pb.LoadAnswer(bytes=num_bytes)
 

@@ -31,6 +31,7 @@ from launcher.voice import PLAIN
 
 MERGE = python_module("shard.adapters.merge")
 QUESTIONS_AT_ONCE = 8  # whether a token may read an adapter
+NICENESS = 10  # the model's steps go before what is done here, also where they take every core
 
 Answer = Mapping[str, Any]
 
@@ -156,6 +157,7 @@ def make_parts(settings: Settings, token: str, environment: Mapping[str, str]) -
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="weft: %(message)s")
+    os.nice(NICENESS)
     settings = Settings(**json.loads(sys.argv[1]))
     token = sys.stdin.buffer.readline().decode().strip()
     try:

@@ -1,7 +1,9 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
-from shard.device import choose_device, count_sharing, count_threads
+from shard.device import choose_device, count_sharing, count_threads, one_thread
 
 
 @pytest.mark.parametrize(("asked", "num_gpus", "device"), [
@@ -28,3 +30,17 @@ def test_shards_share_the_cores_and_leave_one_of_many_to_the_router(cores: int, 
 
 def test_threads_that_were_asked_for_are_taken() -> None:
     assert count_threads(5, 2, 2) == 5
+
+
+def test_work_beside_the_steps_takes_none_of_their_threads() -> None:
+    with ThreadPoolExecutor(1) as steps, ThreadPoolExecutor(1) as beside:
+        steps.submit(torch.set_num_threads, 3).result()
+        before = beside.submit(torch.get_num_threads).result()
+        assert beside.submit(counted_beside).result() == 1
+        assert beside.submit(torch.get_num_threads).result() == before
+        assert steps.submit(torch.get_num_threads).result() == 3
+
+
+def counted_beside() -> int:
+    with one_thread():
+        return torch.get_num_threads()

@@ -22,8 +22,10 @@ class Wardrobe:
     def __init__(self, *, is_open: bool = True) -> None:
         self.is_open = is_open
         self.adapters: dict[int, Path] = {}
+        self.num_threads = 0  # with which the last was loaded
 
     def load(self, number: int, folder: Path) -> int:
+        self.num_threads = torch.get_num_threads()
         self.adapters[number] = folder
         return 8
 
@@ -77,6 +79,7 @@ def test_an_adapter_is_the_ledgers_and_the_wardrobes() -> None:
     worker = made(wardrobe := Wardrobe())
     assert worker.load(an_adapter()).bytes == 8
     assert (wardrobe.adapters, [*worker.info().loaded_adapters]) == ({5: Path("/a")}, [5])
+    assert wardrobe.num_threads == 1
     worker.unload(pb.UnloadRequest(kind=pb.KIND_ADAPTER, id=5))
     assert (wardrobe.adapters, [*worker.info().loaded_adapters]) == ({}, [])
 

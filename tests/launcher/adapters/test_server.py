@@ -145,6 +145,12 @@ def test_an_adapter_of_the_hub_is_fetched_and_told(running: Running) -> None:
 
 
 @pytest.mark.slow
+def test_whoever_computes_a_step_goes_before_it(running: Running) -> None:
+    assert "error" not in running.fetch()
+    ours, theirs = (os.getpriority(os.PRIO_PROCESS, process) for process in (0, running.process.pid))
+    assert theirs == min(ours + 10, 19)
+
+
 def test_answers_come_as_they_are_ready(running: Running, fake: FakeHub) -> None:
     """A Hub that stalls holds up nobody else."""
     write(running.root / "one", adapter_files(2))
