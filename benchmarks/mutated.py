@@ -54,6 +54,8 @@ class Settings:
     "How many of these requests are under way at once, at most."
     rate: Annotated[float, Parameter(validator=Number(gte=0))] = 20.0
     "How many of them come in a second; 0: as many as are answered."
+    threads: Annotated[int, Parameter(validator=Number(gte=0))] = 0
+    "With how many threads the model computes; 0: as many as weft chooses, on few cores one for each."
     seconds: Annotated[float, Parameter(validator=Number(gt=0))] = 30.0
     "Of a turn without them; one with them lasts until all are answered."
     repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
@@ -220,8 +222,8 @@ def summary(settings: Settings, turns: Sequence[tuple[Turn, Turn]], date: str) -
             "refused": statuses.total() - statuses[200], "taken": statuses[200],
             "reasons": dict(counted(other.reasons for _, other in turns).most_common()), "shape": settings.shape,
             "streams": settings.streams, "requests": settings.requests, "at_once": settings.at_once,
-            "rate": settings.rate, "seconds": settings.seconds, "repeat": settings.repeat, "date": date,
-            "hardware": hardware(),
+            "rate": settings.rate, "threads": settings.threads, "seconds": settings.seconds, "repeat": settings.repeat,
+            "date": date, "hardware": hardware(),
             "turns": [{"alone": asdict(first), "beside": asdict(other)} for first, other in points]}
 
 
@@ -250,7 +252,7 @@ def bench(settings: Settings = Settings()) -> None:
         model = make(settings.shape, Path(settings.folder or temporary) / settings.shape)
         root = Path(temporary) / "adapters"
         names = write_adapters(settings, root)
-        with served(model, root, IGNORING_ENDS) as address:
+        with served(model, root, (*IGNORING_ENDS, "--threads", str(settings.threads))) as address:
             turns = uvloop.run(measure(settings, names, address))
     date, points = datetime.now(UTC).date().isoformat(), [(point(first), point(other)) for first, other in turns]
     reasons, statuses = counted(other.reasons for _, other in turns), counted(other.statuses for _, other in turns)
