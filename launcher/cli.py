@@ -204,8 +204,9 @@ Like = Annotated[str, Parameter(help="Recording whose shards and settings are as
 Seed = Annotated[int, Parameter(help="Where the luck of the recorded steps begins.")]
 # Settings that the core decides by, and that may be tried in simulation.
 TRIED = ("max_concurrent_requests", "max_queue_requests", "max_queue_tokens", "max_queue_ms", "max_passed_over_ms",
-         "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "prefill_policy", "look_ahead",
-         "max_decode_stall_ms", "waiting_served_ratio", "max_waiting_tokens")
+         "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "batching", "prefill_policy",
+         "look_ahead", "static_window_ms", "static_equal_lengths", "recompute", "max_decode_stall_ms",
+         "waiting_served_ratio", "max_waiting_tokens")
 
 
 def replay_command(file: Annotated[str, Parameter(help="Recording, as the router wrote it.")]) -> None:

@@ -77,6 +77,20 @@ class RouterConfig:
     max_batch_total_tokens: int | None = setting(
         None, "Size of the cache in token places, at most what fits; by default all of it.", low=16)
     max_batch_size: int = setting(256, "Most sequences that run at once.", low=1)
+    batching: str = setting(
+        "continuous", "Who runs together. continuous: requests join and leave at every step. static: groups run from "
+        "their first step to their last, and others wait. none: one request at a time. The last two are there to "
+        "compare with. dynamic and nobatch are other names of continuous and none.",
+        choices=("continuous", "static", "none", "dynamic", "nobatch"))
+    static_window_ms: float = setting(
+        0.0, "With --batching static: how long whoever came first waits for others, unless --max-batch-size of them "
+        "are there before.", low=0)
+    static_equal_lengths: bool = setting(
+        False, "With --batching static: whether only requests with as many prompt tokens and as many to generate are a "
+        "group.")
+    recompute: bool = setting(
+        False, "Whether every step computes prompts and what was generated anew, and nothing is found in the cache: as "
+        "a model without one, to compare with.")
     prefill_policy: str = setting(
         "mixed", "How prompts join running sequences: in the same step in chunks (mixed), or in steps of their own "
         "while the running sequences pause.", choices=("mixed", "pause"))

@@ -81,8 +81,8 @@ class Engine:
             await self._shards.close()
             raise
         policy = Policy.of(self.config, self.facts)
-        for flag in without_effect(self.config, policy):
-            log.warning("%s has no effect with mixed steps, only with --prefill-policy pause", flag)
+        for why in without_effect(self.config, policy):
+            log.warning("%s", why)
         seconds = 60 * self.config.record_minutes if self._shelf is not None else 0.0
         self._core = new_core(policy, self.facts, seconds, now())
         self.tally = Tally(self._core, limits, self.facts.tokens_per_step, adapters=self.facts.adapters,

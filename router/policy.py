@@ -6,6 +6,8 @@ from router.config import RouterConfig
 from router.messages import ModelFacts
 
 PAUSE_ONLY = ("waiting_served_ratio", "max_waiting_tokens")
+STATIC_ONLY = ("static_window_ms", "static_equal_lengths")
+NONE = ("none", "nobatch")
 STALL_SECONDS = {"cuda": 0.050, "cpu": 0.150}
 
 
@@ -31,10 +33,17 @@ class Policy:
     reserve: float = 0.05
     # Steps in a row that the stall promise may keep prompts waiting; then one block runs anyway.
     max_starved_steps: int = 8
+    # Groups run from their first step to their last: for how long one waits for more, and whether all are alike.
+    static: bool = False
+    static_window: float = 0.0
+    static_equal_lengths: bool = False
+    recompute: bool = False  # every step computes all that there is of everybody, as if there was no cache
 
     @classmethod
     def of(cls, config: RouterConfig, facts: ModelFacts) -> "Policy":
         stall = config.max_decode_stall_ms
+        # Ready sequences must leave room for one block of prompt, or prompts would wait for ever.
+        most = min(config.max_batch_size, config.max_batch_prefill_tokens - facts.block_size)
         return cls(
             mixed=config.prefill_policy == "mixed" and facts.mixed_steps,
             max_concurrent_requests=config.max_concurrent_requests,
@@ -42,20 +51,26 @@ class Policy:
             max_queue_tokens=config.max_queue_tokens,
             max_queue_seconds=None if config.max_queue_ms is None else config.max_queue_ms / 1000,
             passed_over_seconds=config.max_passed_over_ms / 1000,
-            # Ready sequences must leave room for one block of prompt, or prompts would wait for ever.
-            max_batch_size=min(config.max_batch_size, config.max_batch_prefill_tokens - facts.block_size),
+            max_batch_size=1 if config.batching in NONE else most,
             max_active_adapters=config.max_active_adapters,
             adapter_cycle_seconds=config.adapter_cycle_time_s,
             max_prefill_tokens=config.max_batch_prefill_tokens,
             stall_seconds=STALL_SECONDS.get(facts.device, 0.150) if stall is None else stall / 1000,
             waiting_served_ratio=config.waiting_served_ratio,
             max_waiting_tokens=config.max_waiting_tokens,
-            look_ahead=config.look_ahead,
+            # What is computed anew must be known.
+            look_ahead=1 if config.recompute else config.look_ahead,
+            static=config.batching == "static",
+            static_window=config.static_window_ms / 1000,
+            static_equal_lengths=config.static_equal_lengths,
+            recompute=config.recompute,
         )
 
 
 def without_effect(config: RouterConfig, policy: Policy) -> list[str]:
-    """The flags that were given and change nothing under this policy."""
+    """Why a setting changes nothing, for each that was given and does not."""
     defaults = RouterConfig()
-    given = [name for name in PAUSE_ONLY if getattr(config, name) != getattr(defaults, name)]
-    return [f"--{name.replace('_', '-')}" for name in given] if policy.mixed else []
+    idle = [(PAUSE_ONLY, policy.mixed, "with mixed steps, only with --prefill-policy pause"),
+            (STATIC_ONLY, not policy.static, "but with --batching static")]
+    return [f"--{name.replace('_', '-')} has no effect {why}" for names, is_idle, why in idle if is_idle
+            for name in names if getattr(config, name) != getattr(defaults, name)]

@@ -56,6 +56,10 @@ class Running:
             return False
         return self._missing_blocks(sequence, len(self)) <= 0 and self._can_all_end(sequence)
 
+    def may_enter_again(self, sequence: Sequence) -> bool:
+        """One that left a moment ago, and needs no reserve beside it."""
+        return self._wanted(sequence) <= self.blocks.num_free
+
     def _missing_blocks(self, newcomer: Sequence, num_running: int) -> int:
         """How many more would have to be free for it to enter beside so many."""
         if not num_running:

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
 from router.admission import Admission
+from router.anew import Anew
 from router.blocks import Blocks
 from router.costs import CostModel, Load
 from router.embeds import Embeds
 from router.events import Entered, Event, Produced
 from router.forecast import Forecast
+from router.groups import Groups
 from router.hashing import block_hash
 from router.messages import Answer, ModelFacts, Move, Plan
 from router.policy import Policy
@@ -43,7 +45,8 @@ class Scheduler:
         self._queue, self._trials, self._shares = Queue(self._present), Trials(), Shares()
         self._forecast = Forecast(policy, facts.num_blocks * facts.block_size, self.costs)
         self._admission = Admission(policy, self._queue, self._shares, self._forecast)
-        self._turns = Turns(policy, self._queue, self._trials, self._shares)
+        self._groups = Groups(policy)
+        self._turns = Turns(policy, self._queue, self._trials, self._shares, self._groups)
         self._residents = Residents(policy, self._queue, self._shares, self._present)
         self.sequences = Register(self._queue, self._trials, self._shares, self._forecast, self._residents)
         self._epoch: int | None = None
@@ -56,10 +59,11 @@ class Scheduler:
         facts = self._facts
         blocks = Blocks(facts.num_blocks, facts.block_size)
         self.running = Running(self.policy, blocks, facts.tokens_per_step, self._hasher)
-        self._steps: Steps = Mixed(self) if self.policy.mixed else Pause(self)
+        self._steps: Steps = Anew(self) if self.policy.recompute else Mixed(self) if self.policy.mixed else Pause(self)
         self._embeds = Embeds(self)
         self._in_flight: deque[Step] = deque()
         self._turns.start_empty(self.running)
+        self._groups.start_empty(self.running)
         self._admission.start_empty(self.running)
         self.sequences.start_empty(self.running)
         self._residents.start_empty(facts.adapter_bytes)
@@ -106,13 +110,14 @@ class Scheduler:
     @property
     def wake_at(self) -> float | None:
         """When `expire` has something to do, if nothing else happens before."""
-        moments = (self.sequences.wake_at, self._residents.wake_at)
+        moments = (self.sequences.wake_at, self._residents.wake_at, self._groups.wake_at)
         return min((moment for moment in moments if moment is not None), default=None)
 
     def expire(self, now: float) -> list[Event]:
         events = list[Event](self.sequences.expire(now))
         if self._epoch is not None:
             self._residents.arrange(now, self._used)
+            self._groups.arrange(self._queue, now)
         return events
 
     def hold(self, number: int, now: float) -> list[Event]:
@@ -195,8 +200,11 @@ class Scheduler:
             return None
         self._now = now
         self._leave_foreseen_ends()
+        self._groups.arrange(self._queue, now)
         self._make_way()
         draft = self._embeds.draft() or self._steps.draft()
+        if draft.wish is Wish.TEXT:
+            self._groups.planned(self._queue, crowded=draft.crowded)
         self._admission.backlog = len(self._queue) - self._queue.num_aside
         messages = draft.messages()
         if not messages:
@@ -278,6 +286,7 @@ class Scheduler:
         """It starts."""
         self._queue.remove(newcomer)
         self._residents.started(newcomer)
+        self._groups.joined(newcomer)
         if newcomer.foreseen_wait is not None:
             self._forecast.started(newcomer.foreseen_wait, self._now - newcomer.arrival)
             newcomer.foreseen_wait = None

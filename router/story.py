@@ -11,6 +11,7 @@ class Cause(StrEnum):
 
     QUEUE = "queue"  # others go first
     TENANT = "tenant"  # its tenant had its share, others go first
+    GROUP = "group"  # another group runs, or its own waits for more (--batching static)
     BATCH = "batch"  # as many run as may (--max-batch-size)
     BLOCKS = "blocks"  # the cache has no room for it
     BUDGET = "budget"  # the step's prompt tokens are spent, or the stall promise leaves none

@@ -8,6 +8,7 @@ of steps: how much of a newcomer runs is decided elsewhere.
 from collections.abc import Collection, Iterator
 from itertools import islice
 
+from router.groups import Groups
 from router.policy import Policy
 from router.queue import Queue
 from router.request import EMBEDDED, Wish
@@ -23,11 +24,12 @@ MOSTLY = 0.5  # of a prompt: who finds so much in the cache may go before others
 
 
 class Turns:
-    def __init__(self, policy: Policy, queue: Queue, trials: Trials, shares: Shares) -> None:
+    def __init__(self, policy: Policy, queue: Queue, trials: Trials, shares: Shares, groups: Groups) -> None:
         self._policy = policy
         self._queue = queue
         self._trials = trials
         self._shares = shares
+        self._groups = groups
         self._told: Sequence | None = None  # who was told a cause of its own, since it was the first
 
     def start_empty(self, running: Running) -> None:
@@ -112,7 +114,9 @@ class Turns:
             return None
         if sequence.held:
             return Cause.READER
-        return None if sequence.lacks is None else Cause(sequence.lacks.kind)
+        if sequence.lacks is not None:
+            return Cause(sequence.lacks.kind)
+        return None if self._groups.admits(sequence) else Cause.GROUP
 
     def _no_room(self, first: Sequence) -> Cause | None:
         if first.request.wish is not Wish.TEXT:

@@ -36,7 +36,9 @@ def random_world(seed, **more):
         max_total_tokens=200, prefill_policy=rng.choice(["mixed", "pause"]), look_ahead=rng.choice([1, 2]),
         max_decode_stall_ms=rng.choice([0, 1, 150]), waiting_served_ratio=rng.choice([0, 0.3, 1.2]),
         max_waiting_tokens=rng.choice([0, 3, 20]), max_active_adapters=rng.choice([1, 2, 3]),
-        adapter_cycle_time_s=rng.choice([0.0, 0.2]))
+        adapter_cycle_time_s=rng.choice([0.0, 0.2]), batching=rng.choice([*["continuous"] * 4, "static", "none"]),
+        static_window_ms=rng.choice([0.0, 200.0]), static_equal_lengths=rng.random() < 0.3,
+        recompute=rng.random() < 0.2)
     faults = [random_fault(rng) for _ in range(rng.choice([0, 1, 3, 6]))] + [f"poison@{POISON}"]
     share = rng.choice([0.0, 0.0, 0.3, 0.7, 1.0])  # of those that want no text
     model = SimulatedConfig(

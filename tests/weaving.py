@@ -188,7 +188,7 @@ class Weave:
         assert len(events) == 1, events
 
     def _send_plans(self) -> None:
-        while (plan := self._core.plan(0.0)) is not None:
+        while (plan := self._core.plan(float(len(self._threads)))) is not None:  # which is later than any of them came
             self._count(plan)
             for message in wire.encode(plan):
                 answer = self._loom.everywhere(METHODS[type(message)], message)[0]

@@ -21,6 +21,7 @@ SENTENCES = {
     VALIDATION: "The body was read, checked and tokenised.",
     Cause.QUEUE: "Others were served first.",
     Cause.TENANT: "Its tenant had had its share, and requests of others were served first.",
+    Cause.GROUP: "A group that came before it was running, or its own was not complete (--batching static).",
     Cause.BATCH: "As many requests were running as may run at once (--max-batch-size).",
     Cause.BLOCKS: "The cache had no room for its prompt.",
     Cause.BUDGET: "The prompt tokens of the step were spent, or would have kept running requests waiting for too long.",

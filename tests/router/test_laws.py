@@ -17,6 +17,9 @@ STEP_FAULTS = ["slow", "late", "fail_sequence", "wrong:unknown", "wrong:missing"
 ADAPTERS = [Resource("adapter", 1), Resource("adapter", 2)]
 
 TENANTS = [ANYONE, ANYONE, Tenant("one"), Tenant("three", weight=3.0)]
+BATCHING = st.sampled_from([{}, {}]) | st.fixed_dictionaries({
+    "batching": st.sampled_from(["continuous", "static", "none"]), "static_window_ms": st.sampled_from([0.0, 50.0]),
+    "static_equal_lengths": st.booleans(), "recompute": st.booleans()})
 MORE = st.fixed_dictionaries({
     "shared": st.integers(0, 80),  # tokens at its beginning that others have as well
     "tenant": st.sampled_from(TENANTS),
@@ -27,11 +30,11 @@ MORE = st.fixed_dictionaries({
 
 class CoreMachine(RuleBasedStateMachine):
     @initialize(mixed=st.booleans(), look_ahead=st.sampled_from([1, 2]), tokens_per_step=st.sampled_from([1, 1, 3]),
-                num_blocks=st.sampled_from([12, 20, 60]), seed=st.integers(0, 2**16))
-    def build(self, mixed, look_ahead, tokens_per_step, num_blocks, seed):
+                num_blocks=st.sampled_from([12, 20, 60]), seed=st.integers(0, 2**16), batching=BATCHING)
+    def build(self, mixed, look_ahead, tokens_per_step, num_blocks, seed, batching):  # noqa: PLR0917 - hypothesis names them
         config = RouterConfig(
             max_batch_prefill_tokens=64, max_batch_size=6, max_total_tokens=160, look_ahead=look_ahead,
-            prefill_policy="mixed" if mixed else "pause")
+            prefill_policy="mixed" if mixed else "pause", **batching)
         model = SimulatedConfig(num_blocks=num_blocks, tokens_per_step=tokens_per_step, max_positions=256,
                                 mean_output_length=60.0, num_labels=5)
         self.world = World(config, model, seed)

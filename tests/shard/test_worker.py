@@ -101,6 +101,16 @@ def test_in_company_that_comes_and_goes(model: Path, loom: Loom, policy: str, lo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("settings", [
+    {"batching": "none"}, {"batching": "static"}, {"recompute": True}, {"batching": "static", "recompute": True}],
+    ids=lambda settings: "-".join(map(str, settings.values())))
+def test_however_requests_are_batched(model: Path, loom: Loom, settings: dict[str, Any]) -> None:
+    """Computed anew, one forward pass of prompts of different lengths is what a pass of each alone would be."""
+    threads = [Thread(request, arrival=2 * place) for place, request in enumerate(crowd())]
+    assert_right(model, loom, threads, **settings)
+
+
+@pytest.mark.slow
 def test_after_yields(model: Path, loom: Loom) -> None:
     with Loom(model, num_places=16 * 12, max_total_tokens=192) as small:
         threads = [Thread(ask(30, seed, max_new_tokens=40)) for seed in range(5)]
