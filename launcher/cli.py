@@ -47,6 +47,9 @@ ADAPTERS = "router.http.adapters_client"
 LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
 
 
+DIALECTS: Mapping[str, Mapping[str, Any]] = {"batching": {"port": 8500}}
+
+
 def parameter(setting: Setting, group: Group, *, variables: bool = True) -> inspect.Parameter:
     rules = setting.field.metadata
     kind = Literal[rules["choices"]] if rules["choices"] else setting.type
@@ -98,9 +101,10 @@ def adapter_store(launch: LaunchConfig, router: RouterConfig) -> AdapterStore | 
 
 
 def with_own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A model that comes with weft may have settings of its own, which are used unless others are given."""
+    """A model that comes with weft, or a dialect, may have settings of its own, which are used unless others are
+    given."""
     model = BOX.get(given.get("model_id", DEMO))
-    return {**(model.settings if model else {}), **given}
+    return {**(model.settings if model else {}), **DIALECTS.get(given.get("dialect", ""), {}), **given}
 
 
 def client() -> str:

@@ -51,6 +51,13 @@ class RouterConfig:
         "/v1, a role in every chunk, its reading of `presence_penalty`, and fields that it ignores are ignored. lorax: "
         "its own parameters, answers and errors on /, /generate, /generate_stream, /tokenize and /info, and the odd "
         "shapes of its answers on /v1.", choices=("none", "tgi", "lorax"))
+    dialect: str = setting(
+        "none", "Which other system's routes are there as well. batching: /inference and /stats of the "
+        "effective-batching study, at port 8500 unless --port says another; /stats writes data/token_data_*.csv.",
+        choices=("none", "batching"))
+    max_handlers: int = setting(
+        0, "With --dialect batching: most requests to /inference that are heard at once, 8 in the study; others wait "
+        "where no clock runs. 0: all are heard.", low=0)
     max_client_batch_size: int = setting(
         4, "Most prompts in a request to /v1/completions or /vertex, or texts to /classify_batch.", low=1)
     adapter_source: str = setting(

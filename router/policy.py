@@ -7,6 +7,7 @@ from router.messages import ModelFacts
 
 PAUSE_ONLY = ("waiting_served_ratio", "max_waiting_tokens")
 STATIC_ONLY = ("static_window_ms", "static_equal_lengths")
+BATCHING_ONLY = ("max_handlers",)
 NONE = ("none", "nobatch")
 STALL_SECONDS = {"cuda": 0.050, "cpu": 0.150}
 
@@ -71,6 +72,7 @@ def without_effect(config: RouterConfig, policy: Policy) -> list[str]:
     """Why a setting changes nothing, for each that was given and does not."""
     defaults = RouterConfig()
     idle = [(PAUSE_ONLY, policy.mixed, "with mixed steps, only with --prefill-policy pause"),
-            (STATIC_ONLY, not policy.static, "but with --batching static")]
+            (STATIC_ONLY, not policy.static, "but with --batching static"),
+            (BATCHING_ONLY, config.dialect != "batching", "but with --dialect batching")]
     return [f"--{name.replace('_', '-')} has no effect {why}" for names, is_idle, why in idle if is_idle
             for name in names if getattr(config, name) != getattr(defaults, name)]

@@ -69,11 +69,12 @@ class Names:
     truncate: str = "truncate"  # empty where a prompt cannot be cut
     top_n_tokens: str = "top_n_tokens"
     grammar: str = "grammar"
+    must_fit: int = MUST_FIT
 
     def check_length(self, num_tokens: int, max_new_tokens: int | None, limits: Limits) -> None:
         """Of a prompt, and of what is generated behind it. Raises InvalidRequest."""
         cut = f", or set `{self.truncate}`" if self.truncate else ""
-        if max_new_tokens is not None and num_tokens + min(max_new_tokens, MUST_FIT) > limits.max_total_tokens:
+        if max_new_tokens is not None and num_tokens + min(max_new_tokens, self.must_fit) > limits.max_total_tokens:
             raise InvalidRequest(
                 f"`{self.prompt}` ({num_tokens} tokens) and `{self.max_new_tokens}` ({max_new_tokens}) must be at most "
                 f"{limits.max_total_tokens} together (--max-total-tokens); shorten one{cut}")

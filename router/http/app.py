@@ -25,6 +25,7 @@ from router.http.embeddings import Embeddings
 from router.http.errors import Told, shortened
 from router.http.headers import identity
 from router.http.health import Probes
+from router.http.inference import Inference
 from router.http.info import Facts
 from router.http.keys import check_keys
 from router.http.lorax import Lorax
@@ -66,7 +67,8 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
 def dialects(house: House) -> list[web.RouteDef]:
     """What is in two of them is answered in the one that comes first."""
     tgi, chats, completions = Tgi(house), OpenAi(house), Completions(house)
-    routes = [*tgi.routes(), *chats.routes(), *completions.routes()]
+    study = Inference(house).routes() if house.config.dialect == "batching" else []
+    routes = [*study, *tgi.routes(), *chats.routes(), *completions.routes()]
     if not house.is_lorax:
         return [*routes, *Clouds(house, tgi.compat, chats.chat, completions.complete).routes()]
     lorax, v1 = Lorax(house), LoraxV1(house)

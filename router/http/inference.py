@@ -1,0 +1,110 @@
+"""The dialect of the effective-batching study: `POST /inference`, and `GET /stats` with the figures of its plots.
+
+Its clock begins when a request is heard, which is when fewer than `--max-handlers` others are, and its throughput is
+tokens by seconds of requests, not by those of a clock on the wall. Turns foreign JSON into `Wanted`. Knows nothing of
+who runs together.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from router.errors import InvalidRequest
+from router.http.body import Foreign, json_answer, read_untyped
+from router.http.dialect import House, collected
+from router.http.headers import Caller, identity
+from router.prompts import Names
+from router.validation import Wanted
+
+FIELDS = Names("prompt", "num_tokens", truncate="", must_fit=sys.maxsize)  # as many are made as are asked for
+NAMES = {"none": "nobatch", "continuous": "dynamic"}  # the study's, where it has others
+WHERE = Path("data")  # from where the server was started
+HINT = "POST a prompt and num_tokens to /inference; GET /stats for latencies and throughput of all that were answered\n"
+
+log = logging.getLogger(__name__)
+
+
+class Asked(Foreign):
+    prompt: str
+    num_tokens: Any
+
+    def wanted(self, caller: Caller) -> Wanted:
+        """As many tokens as were asked for, drawn as the model has them, also behind an end."""
+        return Wanted(prompt=self.prompt, names=FIELDS, max_new_tokens=self._count(), do_sample=True,
+                      ignore_eos=True, tenant=caller.tenant, request_id=caller.request_id, deadline=caller.deadline)
+
+    def _count(self) -> int:
+        """Of what the study's server could make a number of."""
+        try:
+            count = int(self.num_tokens)
+        except (TypeError, ValueError, OverflowError):
+            raise InvalidRequest(f"`num_tokens` must be a number, got {self.num_tokens!r:.100}") from None
+        if count < 1:
+            raise InvalidRequest(f"`num_tokens` must be at least 1, got {count}")
+        return count
+
+
+class Latencies:
+    """Of the requests that were answered, by how many tokens they asked for."""
+
+    def __init__(self) -> None:
+        self._by_length: dict[int, list[float]] = {}
+
+    def add(self, num_tokens: int, seconds: float) -> None:
+        self._by_length.setdefault(num_tokens, []).append(seconds)
+
+    def told(self) -> dict[str, float | None]:
+        each = [(length, seconds) for length, found in self._by_length.items() for seconds in found]
+        tokens, elapsed = sum(length for length, _ in each), sum(seconds for _, seconds in each)
+        return {"latency-per-token": sum(seconds / length for length, seconds in each) / len(each) if each else None,
+                "throughput": tokens / elapsed if elapsed else None,
+                "total-tokens-handled": tokens, "total-elapsed-time": elapsed}
+
+    def lines(self) -> str:
+        """Tokens asked for, and the mean latency."""
+        return "".join(f"{length},{sum(found) / len(found)}\n" for length, found in self._by_length.items())
+
+
+class Inference:
+    def __init__(self, house: House, now: Callable[[], float] = time.monotonic) -> None:
+        self._house, self._now = house, now
+        config = house.config
+        self._heard: AbstractAsyncContextManager[Any] = (
+            asyncio.Semaphore(config.max_handlers) if config.max_handlers else nullcontext())
+        self._file = WHERE / f"token_data_{NAMES.get(config.batching, config.batching)}.csv"
+        self._latencies = Latencies()
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/inference", self.inference), web.get("/stats", self.stats), web.post("/", self.hint)]
+
+    async def inference(self, request: web.Request) -> web.Response:
+        async with self._heard:
+            began, caller = self._now(), Caller.of(request, self._house.engine)
+            asked = await read_untyped(request, Asked)
+            choices = await self._house.validator.choices(asked.wanted(caller))
+            [answer] = await collected(self._house, choices, caller)
+            self._latencies.add(answer.end.num_tokens, self._now() - began)
+        return json_answer({"completion": asked.prompt + answer.end.text}, identity(request))
+
+    async def stats(self, _: web.Request) -> web.Response:
+        await asyncio.to_thread(write, self._file, self._latencies.lines())
+        return json_answer(self._latencies.told())
+
+    async def hint(self, _: web.Request) -> web.Response:
+        return web.Response(text=HINT)
+
+
+def write(path: Path, lines: str) -> None:
+    """The figures are told all the same."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(lines)
+    except OSError as error:
+        log.warning("cannot write %s: %s", path, error.strerror)
