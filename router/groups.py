@@ -39,12 +39,14 @@ class Groups:
 
     def admits(self, sequence: Sequence) -> bool:
         """Whether it may join the group at hand."""
-        if not self._policy.static or sequence.request.wish is not Wish.TEXT:
+        if not self._has_one(sequence):
             return True
         return (self._left > 0 and sequence.arrival <= self._since
                 and (self._like is None or self._like == likeness(sequence)))
 
     def joined(self, sequence: Sequence) -> None:
+        if not self._has_one(sequence):
+            return
         self._left -= 1
         self._is_begun = True
         if self._policy.static_equal_lengths:
@@ -53,8 +55,12 @@ class Groups:
     def planned(self, waiting: Iterable[Sequence], *, crowded: bool) -> None:
         """A step is. Unless it had no tokens left for members, or they wait for what others of theirs compute, nobody
         joins any more."""
-        if self._is_begun and self._left and not crowded:
-            self._left *= any(self.admits(s) and self._running.waits_for_prefix(s) for s in waiting)
+        if self._is_begun and self._left and not crowded and not any(
+                self.admits(sequence) and self._running.waits_for_prefix(sequence) for sequence in waiting):
+            self._left = 0
+
+    def _has_one(self, sequence: Sequence) -> bool:
+        return self._policy.static and sequence.request.wish is Wish.TEXT
 
     def _form(self, waiting: list[Sequence], now: float) -> None:
         self._left, self._like = 0, None

@@ -52,7 +52,12 @@ class Case:
 
 
 def flags(settings: Mapping[str, Any]) -> str:
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in settings.items())
+    return " ".join(flag(name.replace("_", "-"), value) for name, value in settings.items())
+
+
+def flag(name: str, value: Any) -> str:
+    """As it is given on a command line."""
+    return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
 
 
 def report(case: Case, settings: Mapping[str, Any]) -> str:

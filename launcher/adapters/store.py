@@ -15,7 +15,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -42,12 +42,6 @@ class Incoming(NamedTuple):
     descriptor: int  # who inherits it holds the folder, too
 
 
-class Stored(NamedTuple):
-    used: int
-    digest: str
-    bytes: int
-
-
 class Store:
     """Close it at the end. Any thread may use it."""
 
@@ -55,6 +49,7 @@ class Store:
         self.folder, self._most, self._now = folder, most_bytes, now
         self._contents: dict[str, Contents] = {}
         self._needed: dict[str, tuple[str, ...]] = {}
+        self._sizes: dict[str, int] = {}  # of versions, as far as they were looked at
         for name in FOLDERS:
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
@@ -115,11 +110,12 @@ class Store:
             kept = self._kept()
             pinned = self._check_budget(kept, size)
             free = self._free()
-            if size > free + sum(one.bytes for one in kept if one.digest not in pinned):
+            if size > free + sum(kept[digest] for digest in kept.keys() - pinned):
                 raise Refused("no_room", f"the disk is too small: {amount(size)} are to come, and {amount(free)} are "
                                          f"free in {self.folder}")
-            while size > self._free() and (oldest := oldest_of(self._kept(), pinned)):
-                self._remove(oldest.digest)
+            leavers = self._leavers(kept.keys() - pinned)
+            while size > self._free() and (oldest := next(leavers, None)):
+                self._remove(oldest)
 
     def publish(self, folder: Path) -> Version:
         """From `incoming`. Raises ValueError for what is no adapter, Refused if there is no room, OSError."""
@@ -145,15 +141,23 @@ class Store:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
 
-    def _kept(self) -> list[Stored]:
-        """The one that was not asked for the longest first."""
-        return sorted(Stored(path.stat().st_mtime_ns, path.name, sum(file.stat().st_size for file in path.iterdir()))
-                      for path in (self.folder / "versions").iterdir())
+    def _kept(self) -> dict[str, int]:
+        """The bytes of each version. What stands in one never changes."""
+        names, known = os.listdir(self.folder / "versions"), self._sizes
+        self._sizes = {name: known[name] if name in known else self._size(name) for name in names}
+        return self._sizes
 
-    def _check_budget(self, kept: list[Stored], size: int) -> set[str]:
+    def _size(self, digest: str) -> int:
+        return sum(file.stat().st_size for file in (self.folder / "versions" / digest).iterdir())
+
+    def _leavers(self, digests: Iterable[str]) -> Iterator[str]:
+        """The one that was not asked for the longest first. Nothing is looked at before somebody has to leave."""
+        yield from sorted(digests, key=lambda digest: (self.folder / "versions" / digest).stat().st_mtime_ns)
+
+    def _check_budget(self, kept: Mapping[str, int], size: int) -> set[str]:
         """What is pinned, if there is room beside it."""
         pinned = self._pins.everybodys()
-        needed = sum(one.bytes for one in kept if one.digest in pinned)
+        needed = sum(kept[digest] for digest in kept.keys() & pinned)
         if size and needed + size > self._most:
             raise Refused("no_room", f"an adapter of {amount(size)} does not fit: adapters may take "
                                      f"{amount(self._most)} on disk (--adapter-disk-gb), and {amount(needed)} are in "
@@ -163,12 +167,11 @@ class Store:
     def _shrink(self, size: int) -> None:
         """Until so much more is within the budget."""
         kept = self._kept()
-        pinned = self._check_budget(kept, size)
-        excess = sum(one.bytes for one in kept) + size - self._most
-        while excess > 0 and (oldest := oldest_of(kept, pinned)):
-            self._remove(oldest.digest)
-            kept.remove(oldest)
-            excess -= oldest.bytes
+        excess = sum(kept.values()) + size - self._most
+        leavers = self._leavers(kept.keys() - self._check_budget(kept, size))
+        while excess > 0 and (oldest := next(leavers, None)):
+            self._remove(oldest)
+            excess -= kept[oldest]
 
     def _remove(self, digest: str) -> None:
         """Its downloads, too, which are the same files under other names."""
@@ -218,10 +221,6 @@ def released(descriptor: int) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def oldest_of(kept: list[Stored], pinned: set[str]) -> Stored | None:
-    return next((one for one in kept if one.digest not in pinned), None)
 
 
 def write_through(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Tests of router/groups.py, through the core: who runs together, and what the others wait for."""
 
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 from world import named
 
@@ -144,3 +145,16 @@ def test_a_text_to_be_embedded_belongs_to_no_group() -> None:
     plan = core.plan(0.1)
     assert plan is not None
     assert plan.members == (text,)
+
+
+def test_where_batching_is_continuous_nobody_is_looked_at() -> None:
+    """It would take longer the more wait."""
+    core = made(static=False, max_batch_size=1)
+    numbers = [ask(core) for _ in range(3)]
+    plan = core.plan(0.0)
+    assert plan is not None
+    assert newcomers(plan) == {numbers[0]}
+    waiting = MagicMock()
+    core._groups.arrange(waiting, 0.0)
+    core._groups.planned(waiting, crowded=False)
+    waiting.__iter__.assert_not_called()

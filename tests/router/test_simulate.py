@@ -76,3 +76,4 @@ def test_a_mistake_is_one_line(folder, run):
 
 def test_settings_as_flags():
     assert flags({"max_batch_size": 4, "prefill_policy": "pause"}) == "--max-batch-size 4 --prefill-policy pause"
+    assert flags({"recompute": True, "static_equal_lengths": False}) == "--recompute --no-static-equal-lengths"

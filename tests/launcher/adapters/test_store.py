@@ -175,6 +175,16 @@ def test_a_full_disk_is_cleared_of_what_nobody_needs(store: Store, monkeypatch: 
     assert store.find(second.digest) is None
 
 
+def test_what_is_kept_is_looked_at_once_however_many_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[str] = []
+    look = store._size
+    monkeypatch.setattr(store, "_size", lambda digest: looked_at.append(digest) or look(digest))
+    versions = [put(store, seed) for seed in range(3)]
+    store.check_room(100)
+    store.check_room(100)
+    assert sorted(looked_at) == sorted(version.digest for version in versions)
+
+
 def test_a_download_goes_with_the_version_that_it_became(tmp_path: Path) -> None:
     blobs = tmp_path / "hub" / "models--org--name" / "blobs"
     with closing(Store(tmp_path, SIZE)) as store:
