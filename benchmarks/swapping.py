@@ -12,7 +12,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -79,6 +79,19 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """Of a server."""
+
+    variant: str
+    cold_seconds: float  # until an adapter was there that had not been asked for, others beside it
+    points: list[Point]
+
+    def told(self) -> str:
+        return (f"adapters that {self.variant}, {self.cold_seconds:.2f} s for each that was new:\n"
+                f"{table(self.points)}\n")
+
+
+@dataclass(frozen=True, slots=True)
 class Variant:
     """One server."""
 
@@ -91,6 +104,20 @@ class Load:
     def __init__(self, settings: Settings, http: aiohttp.ClientSession) -> None:
         self._settings, self._http = settings, http
         self._numbers = count()
+
+    async def warm_up(self, ranks: Sequence[int], adapters: int) -> float:
+        """A token by every adapter. Returns how long one took that nobody had asked for, others beside it."""
+        began, numbers = time.perf_counter(), iter(range(adapters))
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._settings.streams):
+                group.create_task(self._ask_each(ranks, numbers))
+        return (time.perf_counter() - began) / adapters
+
+    async def _ask_each(self, ranks: Sequence[int], numbers: Iterator[int]) -> None:
+        for number in numbers:
+            body = {"inputs": WORDS, "parameters": {"max_new_tokens": 1, "adapter_id": adapter_name(ranks, number)}}
+            async with self._http.post("/generate", json=body) as answer:
+                answer.raise_for_status()
 
     async def turn(self, ranks: Sequence[int], adapters: int) -> Heard:
         """So many streams, one request behind the other, until the time is over."""
@@ -129,18 +156,22 @@ def make_adapters(settings: Settings, root: Path, ranks: Sequence[int]) -> None:
             make_adapter(settings.shape, ranks[number % len(ranks)], folder)
 
 
-async def measure(settings: Settings, variant: Variant, address: str) -> list[Point]:
+async def measure(settings: Settings, variant: Variant, address: str) -> Found:
     numbers = (0, *settings.adapters)
     async with session(address) as http:
         load = Load(settings, http)
+        cold = await load.warm_up(variant.ranks, max(settings.adapters))
         turns = [{number: await load.turn(variant.ranks, number) for number in numbers}
                  for _ in range(settings.repeat + 1)]
-    return [point(variant.name, number, turns[1:], settings.seconds / 2) for number in numbers]
+    return Found(variant.name, cold, [point(variant.name, number, turns[1:], settings.seconds / 2)
+                                      for number in numbers])
 
 
 def point(variant: str, number: int, turns: Sequence[dict[int, Heard]], seconds: float) -> Point:
     costs = [100 * (1 - turn[number].tokens / max(turn[0].tokens, 1)) for turn in turns]
     gaps = sorted(1e3 * gap for turn in turns for gap in turn[number].gaps)
+    if not gaps:
+        raise ValueError(f"with {number} adapters no token came in the second half of a turn; ask for longer ones")
     return Point(variant, number, statistics.median(turn[number].tokens for turn in turns) / seconds,
                  statistics.median(costs), percentile(gaps, 50), percentile(gaps, 95), gaps[-1])
 
@@ -155,11 +186,14 @@ def table(points: Sequence[Point]) -> str:
     return "\n".join(" ".join(f"{cell:>10}" for cell in line) for line in [[name for name, _ in COLUMNS], *lines])
 
 
-def summary(settings: Settings, points: Sequence[Point], date: str) -> dict[str, Any]:
+def summary(settings: Settings, found: Sequence[Found], date: str) -> dict[str, Any]:
+    points = [point for one in found for point in one.points]
     stays = {one.adapters: round(one.cost_percent, 1) for one in points if one.variant == "stay" and one.adapters}
     return {"cost_percent": {number: stays[number] for number in GOALS if number in stays}, "goals": GOALS,
             "shape": settings.shape, "streams": settings.streams, "length": settings.length, "places": settings.places,
-            "date": date, "hardware": hardware(), "repeat": settings.repeat, "points": [asdict(one) for one in points]}
+            "date": date, "hardware": hardware(), "repeat": settings.repeat,
+            "cold_seconds": {one.variant: round(one.cold_seconds, 3) for one in found},
+            "points": [asdict(one) for one in points]}
 
 
 def variants(settings: Settings) -> tuple[Variant, ...]:
@@ -169,22 +203,20 @@ def variants(settings: Settings) -> tuple[Variant, ...]:
 
 def bench(settings: Settings = Settings()) -> None:
     """Tokens a second and milliseconds between tokens, with and without adapters."""
-    points: list[Point] = []
-    text = ""
+    found: list[Found] = []
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(settings.folder or temporary)
         model, root = make(settings.shape, place / settings.shape), place / f"{settings.shape}-adapters"
         for variant in variants(settings):
             make_adapters(settings, root, variant.ranks)
             with served(model, root, variant.flags) as address:
-                found = uvloop.run(measure(settings, variant, address))
-            points += found
-            text += f"adapters that {variant.name}:\n{table(found)}\n"
+                found.append(uvloop.run(measure(settings, variant, address)))
+            print(found[-1].told(), end="", flush=True)  # what is there is not lost with what comes
     date = datetime.now(UTC).date().isoformat()
-    text += json.dumps(summary(settings, points, date)) + "\n"
+    last = json.dumps(summary(settings, found, date)) + "\n"
     if settings.save:
-        save(date, f"{settings.shape} adapters served", text)
-    print(text, end="")
+        save(date, f"{settings.shape} adapters served", "".join(one.told() for one in found) + last)
+    print(last, end="")
 
 
 def main() -> None:

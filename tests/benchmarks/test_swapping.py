@@ -2,7 +2,9 @@
 
 import json
 
-from benchmarks.swapping import MIXED, SAME, Heard, Settings, adapter_name, point, summary, table, variants
+import pytest
+
+from benchmarks.swapping import MIXED, SAME, Found, Heard, Settings, adapter_name, point, summary, variants
 
 
 def test_a_cost_is_a_share_of_the_same_turns_throughput() -> None:
@@ -13,10 +15,19 @@ def test_a_cost_is_a_share_of_the_same_turns_throughput() -> None:
 
 def test_what_it_says_last() -> None:
     turns = [{0: Heard(100, [0.01]), 8: Heard(80, [0.01])}]
-    points = [point(variant.name, number, turns, 1.0) for variant in variants(Settings()) for number in (0, 8)]
-    assert [line.split()[0] for line in table(points).splitlines()] == ["adapters", *3 * ["0", "8"]]
-    told = json.loads(json.dumps(summary(Settings(), points, "2025-01-31")))
-    assert told["cost_percent"] == {"8": 20.0}
+    found = [Found(variant.name, 0.25, [point(variant.name, number, turns, 1.0) for number in (0, 8)])
+             for variant in variants(Settings())]
+    head, *lines = found[0].told().splitlines()
+    assert head == "adapters that stay, 0.25 s for each that was new:"
+    assert [line.split()[0] for line in lines] == ["adapters", "0", "8"]
+    told = json.loads(json.dumps(summary(Settings(), found, "2025-01-31")))
+    assert (told["cost_percent"], told["cold_seconds"]["take turns"]) == ({"8": 20.0}, 0.25)
+    assert len(told["points"]) == 6
+
+
+def test_a_turn_in_which_nothing_came_says_nothing() -> None:
+    with pytest.raises(ValueError, match="with 8 adapters no token came"):
+        point("stay", 8, [{0: Heard(100, [0.01]), 8: Heard()}], 1.0)
 
 
 def test_adapters_are_named_by_their_ranks() -> None:
