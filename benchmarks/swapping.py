@@ -83,11 +83,11 @@ class Found:
     """Of a server."""
 
     variant: str
-    cold_seconds: float  # until an adapter was there that had not been asked for, others beside it
+    seconds_per_new: float  # from one adapter that had not been asked for to the next, many being under way
     points: list[Point]
 
     def told(self) -> str:
-        return (f"adapters that {self.variant}, {self.cold_seconds:.2f} s for each that was new:\n"
+        return (f"adapters that {self.variant}, a new one every {self.seconds_per_new:.2f} s:\n"
                 f"{table(self.points)}\n")
 
 
@@ -106,7 +106,7 @@ class Load:
         self._numbers = count()
 
     async def warm_up(self, ranks: Sequence[int], adapters: int) -> float:
-        """A token by every adapter. Returns how long one took that nobody had asked for, others beside it."""
+        """A token by every adapter. Returns the seconds from one that is new to the next, many being under way."""
         began, numbers = time.perf_counter(), iter(range(adapters))
         async with asyncio.TaskGroup() as group:
             for _ in range(self._settings.streams):
@@ -192,7 +192,7 @@ def summary(settings: Settings, found: Sequence[Found], date: str) -> dict[str, 
     return {"cost_percent": {number: stays[number] for number in GOALS if number in stays}, "goals": GOALS,
             "shape": settings.shape, "streams": settings.streams, "length": settings.length, "places": settings.places,
             "date": date, "hardware": hardware(), "repeat": settings.repeat,
-            "cold_seconds": {one.variant: round(one.cold_seconds, 3) for one in found},
+            "seconds_per_new": {one.variant: round(one.seconds_per_new, 3) for one in found},
             "points": [asdict(one) for one in points]}
 
 

@@ -53,7 +53,8 @@ class RouterConfig:
         "shapes of its answers on /v1.", choices=("none", "tgi", "lorax"))
     dialect: str = setting(
         "none", "Which other system's routes are there as well. batching: /inference and /stats of the "
-        "effective-batching study, at port 8500 unless --port says another; /stats writes data/token_data_*.csv.",
+        "effective-batching study, at port 8500 unless --port says another; /stats writes data/token_data_*.csv, and "
+        "POST / names both.",
         choices=("none", "batching"))
     max_handlers: int = setting(
         0, "With --dialect batching: most requests to /inference that are heard at once, 8 in the study; others wait "

@@ -8,6 +8,8 @@ from router.messages import ModelFacts
 PAUSE_ONLY = ("waiting_served_ratio", "max_waiting_tokens")
 STATIC_ONLY = ("static_window_ms", "static_equal_lengths")
 BATCHING_ONLY = ("max_handlers",)
+NOT_STATIC = ("max_queue_ms",)
+NOT_ANEW = ("prefill_policy", "max_decode_stall_ms")
 NONE = ("none", "nobatch")
 STALL_SECONDS = {"cuda": 0.050, "cpu": 0.150}
 
@@ -73,6 +75,8 @@ def without_effect(config: RouterConfig, policy: Policy) -> list[str]:
     defaults = RouterConfig()
     idle = [(PAUSE_ONLY, policy.mixed, "with mixed steps, only with --prefill-policy pause"),
             (STATIC_ONLY, not policy.static, "but with --batching static"),
+            (NOT_STATIC, policy.static, "with --batching static: waits are foreseen where requests join at every step"),
+            (NOT_ANEW, policy.recompute, "with --recompute: every step is one of prompts"),
             (BATCHING_ONLY, config.dialect != "batching", "but with --dialect batching")]
     return [f"--{name.replace('_', '-')} has no effect {why}" for names, is_idle, why in idle if is_idle
             for name in names if getattr(config, name) != getattr(defaults, name)]

@@ -128,11 +128,11 @@ class Running:
     def _most_cached(self, sequence: Sequence) -> int:
         """Whoever wants logprobs of its prompt computes all of it."""
         most = min(len(sequence.names), (sequence.length - 1) // self.blocks.size)
-        return 0 if sequence.request.prompt_logprobs else most
+        return 0 if sequence.request.prompt_logprobs or self.policy.recompute else most
 
     def publish(self, sequence: Sequence, filled: int) -> None:
         """So many of its tokens stand in the cache: the blocks that are full may be shared."""
-        if not sequence.request.namespace:
+        if not self._is_shared(sequence):
             return
         size, names = self.blocks.size, sequence.names
         for index in range(sequence.num_published, filled // size):
@@ -145,11 +145,16 @@ class Running:
 
     def _full_at(self, sequence: Sequence) -> int:
         """The length beyond which it has one more full block to publish."""
-        return (sequence.num_published + 1) * self.blocks.size if sequence.request.namespace else NEVER
+        return (sequence.num_published + 1) * self.blocks.size if self._is_shared(sequence) else NEVER
+
+    def _is_shared(self, sequence: Sequence) -> bool:
+        """Whether others may find what it computes."""
+        return bool(sequence.request.namespace) and not self.policy.recompute
 
     def _unpublished(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
         """The blocks that its prompt will fill."""
-        known = range(sequence.num_published, min(len(sequence.names), sequence.given // self.blocks.size))
+        last = min(len(sequence.names), sequence.given // self.blocks.size) if self._is_shared(sequence) else 0
+        known = range(sequence.num_published, last)
         return ((sequence.blocks[index], sequence.names[index]) for index in known)
 
     # -- growing and yielding

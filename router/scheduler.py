@@ -203,8 +203,8 @@ class Scheduler:
         self._groups.arrange(self._queue, now)
         self._make_way()
         draft = self._embeds.draft() or self._steps.draft()
-        if draft.wish is Wish.TEXT:
-            self._groups.planned(self._queue, crowded=draft.crowded)
+        if self.policy.static:
+            self._groups.planned(self._queue, goes_on=self.next_newcomer() is not None)
         self._admission.backlog = len(self._queue) - self._queue.num_aside
         messages = draft.messages()
         if not messages:

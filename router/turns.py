@@ -101,12 +101,16 @@ class Turns:
     def _startable(self, tenant: str, now: float, wishes: Collection[Wish]) -> Iterator[Sequence]:
         readers = (sequence for sequence in self._queue.of(tenant)
                    if not sequence.held and sequence.request.wish in wishes)
-        for sequence in islice(readers, LOOKED_AT):
+        num_looked_at = 0
+        for sequence in readers:
             cause = self._obstacle(sequence) or (Cause.PREFIX if self._running.waits_for_prefix(sequence) else None)
             if cause is None:
                 yield sequence
             else:
                 sequence.story.turn(cause, now)
+            num_looked_at += cause is not Cause.GROUP or not self._groups.is_open
+            if num_looked_at == LOOKED_AT:
+                return
 
     def _obstacle(self, sequence: Sequence) -> Cause | None:
         """What it waits for that room alone does not give."""

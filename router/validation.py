@@ -229,7 +229,7 @@ class Validator:
 
     def _namespace(self, wanted: Wanted, adapter: Borrowed | None) -> bytes:
         """Who may share what is cached of a prompt (--cache-scope)."""
-        if self._config.cache_scope == "off" or self._config.recompute or wanted.wish is not Wish.TEXT:
+        if self._config.cache_scope == "off" or wanted.wish is not Wish.TEXT:
             return b""
         tenant = wanted.tenant.name if self._config.cache_scope == "tenant" else ""
         return namespace(tenant, NO_ADAPTER if adapter is None else adapter.digest, wanted.cache_salt or "")

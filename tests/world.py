@@ -121,6 +121,7 @@ class World:
         self.policy = Policy.of(config, self.facts)
         self.core = core(self.policy, self.facts)
         self._waiting_answers: list[tuple[Plan, Any]] = []
+        self._alarm: float | None = None  # when time alone will change something
         self._busy_until = 0.0
         self._ready()
 
@@ -223,6 +224,9 @@ class World:
     def _pump(self) -> None:
         while (plan := self._call("plan", self.now)) is not None:
             self._send(plan)
+        if (moment := self.core.wake_at) is not None and moment != self._alarm:
+            self._alarm = moment
+            self.at(max(moment, self.now), self._expire)
         for move in self._call("moves", self.now) if self.core._residents.moves else ():
             if self.move_seconds is not None:
                 self.at(self.now + self.move_seconds, partial(self._moved, move, self.epoch))

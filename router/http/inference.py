@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -51,25 +51,34 @@ class Asked(Foreign):
         return count
 
 
+class Total(NamedTuple):
+    """Of the requests for so many tokens that were answered."""
+
+    requests: int = 0
+    seconds: float = 0.0
+
+
 class Latencies:
     """Of the requests that were answered, by how many tokens they asked for."""
 
     def __init__(self) -> None:
-        self._by_length: dict[int, list[float]] = {}
+        self._totals: dict[int, Total] = {}
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        self._by_length.setdefault(num_tokens, []).append(seconds)
+        requests, before = self._totals.get(num_tokens, Total())
+        self._totals[num_tokens] = Total(requests + 1, before + seconds)
 
     def told(self) -> dict[str, float | None]:
-        each = [(length, seconds) for length, found in self._by_length.items() for seconds in found]
-        tokens, elapsed = sum(length for length, _ in each), sum(seconds for _, seconds in each)
-        return {"latency-per-token": sum(seconds / length for length, seconds in each) / len(each) if each else None,
+        each = self._totals.items()
+        count, elapsed = sum(total.requests for _, total in each), sum(total.seconds for _, total in each)
+        tokens = sum(length * total.requests for length, total in each)
+        return {"latency-per-token": sum(total.seconds / length for length, total in each) / count if count else None,
                 "throughput": tokens / elapsed if elapsed else None,
                 "total-tokens-handled": tokens, "total-elapsed-time": elapsed}
 
     def lines(self) -> str:
         """Tokens asked for, and the mean latency."""
-        return "".join(f"{length},{sum(found) / len(found)}\n" for length, found in self._by_length.items())
+        return "".join(f"{length},{total.seconds / total.requests}\n" for length, total in self._totals.items())
 
 
 class Inference:

@@ -18,10 +18,10 @@ def test_what_it_says_last() -> None:
     found = [Found(variant.name, 0.25, [point(variant.name, number, turns, 1.0) for number in (0, 8)])
              for variant in variants(Settings())]
     head, *lines = found[0].told().splitlines()
-    assert head == "adapters that stay, 0.25 s for each that was new:"
+    assert head == "adapters that stay, a new one every 0.25 s:"
     assert [line.split()[0] for line in lines] == ["adapters", "0", "8"]
     told = json.loads(json.dumps(summary(Settings(), found, "2025-01-31")))
-    assert (told["cost_percent"], told["cold_seconds"]["take turns"]) == ({"8": 20.0}, 0.25)
+    assert (told["cost_percent"], told["seconds_per_new"]["take turns"]) == ({"8": 20.0}, 0.25)
     assert len(told["points"]) == 6
 
 

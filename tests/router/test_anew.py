@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from world import named
+
 from router.messages import Answer, AnswerRow, Filter, ModelFacts, Plan, Prefill
 from router.policy import Policy
 from router.request import Request
@@ -52,6 +54,13 @@ def test_prompt_and_output_are_sent_as_a_fresh_prompt_in_every_step() -> None:
     assert (plan.messages[0], chunks(plan), entered(plan)) == (Filter(2, ()), {one: 22}, {one: 2})
     assert [type(message) for message in core.plan(0.0).messages] == [Filter]  # type: ignore[union-attr]
     assert core.running.blocks.num_free == 64
+
+
+def test_nothing_is_found_in_the_cache() -> None:
+    core = made()
+    for _ in range(2):
+        core.submit(named(Request("a", (7,) * 40, 3), 16), 0.0)
+    assert [list(chunks(step(core)).values()) for _ in range(3)] == [[40, 40], [41, 41], [42, 42]]
 
 
 def test_newcomers_join_at_the_next_token_behind_the_others() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from unittest.mock import MagicMock
 
+import pytest
 from world import named
 
 from router.events import Finished
@@ -104,9 +105,12 @@ def test_equals_are_waited_for_among_equals() -> None:
     assert groups(core, 0.2)[0] == {one, like_one}
 
 
-def test_a_group_whose_prompts_take_several_steps_is_one_all_the_same() -> None:
-    core = made(max_prefill_tokens=64)
-    numbers = [ask(core, prompt=60, output=8) for _ in range(3)]
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("stall", [10.0, 0.0])
+@pytest.mark.parametrize("prompt", [60, 64, 100])
+def test_a_group_whose_prompts_take_several_steps_is_one_all_the_same(prompt: int, stall: float, mixed: bool) -> None:
+    core = made(max_prefill_tokens=64, stall_seconds=stall, mixed=mixed)
+    numbers = [ask(core, prompt=prompt, output=40) for _ in range(3)]
     plan = core.plan(0.0)
     assert plan is not None
     begun = newcomers(plan)
@@ -114,6 +118,22 @@ def test_a_group_whose_prompts_take_several_steps_is_one_all_the_same() -> None:
     answered(core, plan, 0.0)
     late = ask(core, now=0.1)
     assert groups(core, 0.1, frozenset(begun)) == [set(numbers), {late}]
+
+
+def test_who_yielded_is_still_of_its_group() -> None:
+    core = made()
+    one, two = ask(core, output=9), ask(core, output=9)
+    answered(core, core.plan(0.0), 0.0)  # type: ignore[arg-type]
+    core.hold(one, 0.1)
+    answered(core, core.plan(0.1), 0.1)  # type: ignore[arg-type]
+    core.resume(one, 0.2)
+    late = ask(core, now=0.2)
+    plan = core.plan(0.2)
+    assert plan is not None
+    assert newcomers(plan) == {one}
+    assert plan.members == (two, one)
+    answered(core, plan, 0.2)
+    assert groups(core, 0.3, frozenset({one, two})) == [{one, two}, {late}]
 
 
 def test_who_waits_for_the_prompt_of_another_is_of_its_group() -> None:
@@ -126,6 +146,23 @@ def test_whoever_does_not_fit_waits_for_the_next_group() -> None:
     core = made(max_prefill_tokens=4096)
     numbers = [ask(core, prompt=300, output=8) for _ in range(4)]
     assert groups(core) == [set(numbers[:3]), set(numbers[3:])]
+
+
+def test_a_full_group_of_others_does_not_end_the_window_of_the_first() -> None:
+    core = made(static_equal_lengths=True, static_window=60.0, max_batch_size=2)
+    first = ask(core, output=4)
+    others = [ask(core, now=0.1), ask(core, now=0.2)]
+    assert groups(core, 0.3) == [set(others)]
+    assert core.wake_at == 60.0
+    like_first = ask(core, output=4, now=0.4)
+    assert groups(core, 0.4) == [{first, like_first}]
+
+
+def test_equals_are_found_however_many_others_wait_before_them() -> None:
+    core = made(static_equal_lengths=True, max_batch_size=8, max_concurrent_requests=1000)
+    first, *_ = [ask(core), *(ask(core, output=4) for _ in range(100))]
+    equals = [ask(core) for _ in range(7)]
+    assert groups(core)[0] == {first, *equals}
 
 
 def test_who_does_not_read_holds_nobody_up() -> None:
@@ -156,5 +193,4 @@ def test_where_batching_is_continuous_nobody_is_looked_at() -> None:
     assert newcomers(plan) == {numbers[0]}
     waiting = MagicMock()
     core._groups.arrange(waiting, 0.0)
-    core._groups.planned(waiting, crowded=False)
     waiting.__iter__.assert_not_called()
