@@ -18,16 +18,20 @@ class Deadlines:
             heappush(self._heap, (sequence.deadline, sequence.number, sequence))
 
     def next(self) -> float | None:
-        """The earliest of those who are not over."""
+        """The earliest. To look changes nothing: who is told what a core decides may look at any time."""
+        return self._heap[0][0] if self._heap else None
+
+    def forget_ended(self) -> None:
+        """Somebody is over: whoever is first here is not."""
         while self._heap and self._heap[0][2].state is State.OVER:
             self._pop()
-        return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> list[Sequence]:
         """Each is named once, and again only if it was added again."""
         due = []
         while (next_one := self.next()) is not None and next_one <= now:
             due.append(self._pop())
+            self.forget_ended()
         return due
 
     def _pop(self) -> Sequence:

@@ -105,6 +105,7 @@ class Register:
         sequence.story.end(now)
         self._shares.leave(sequence.request.tenant)
         self._residents.leave(sequence)
+        self._deadlines.forget_ended()
         del self._sequences[sequence.number]
 
     def _expire(self, sequence: Sequence, now: float) -> Expired:

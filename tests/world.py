@@ -169,8 +169,6 @@ class World:
         self.clients[client.number] = client
         self.stories.append(self.core.story(client.number) if len(events) == 1 else None)
         self._hear(events[1:], None)
-        if client.request.timeout is not None:
-            self.at(self.now + client.request.timeout, self._expire)
         for resource in client.request.needs:
             if self.resources.get(resource) is False:
                 self.provide(resource, present=False)

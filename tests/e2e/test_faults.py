@@ -92,7 +92,7 @@ def test_shards_that_hang_are_replaced(tmp_path, faults, ranks):
         await weft.check_idle()
         assert {why.partition(":")[0] for why in weft.broken} == {"deadline_exceeded"}
         assert weft.num_replaced
-    play(story, tmp_path, faults=faults, ranks=ranks, max_batch_size=4, step_timeout=0.3)
+    play(story, tmp_path, faults=faults, ranks=ranks, max_batch_size=4, step_timeout=1.5)
 
 
 @pytest.mark.slow

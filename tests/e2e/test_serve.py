@@ -65,7 +65,7 @@ def test_a_shard_that_is_killed_costs_no_token(tmp_path: Path) -> None:
 
 
 def test_a_shard_that_hangs_is_replaced(tmp_path: Path) -> None:
-    with serving(tmp_path, SIMULATED, "--step-timeout", "0.5") as weft:
+    with serving(tmp_path, SIMULATED, "--step-timeout", "1.5") as weft:
         os.kill(weft.pids("shard.server")[0], signal.SIGSTOP)
         assert weft.generate(5) == "terry"
 

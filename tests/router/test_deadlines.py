@@ -34,5 +34,17 @@ def test_what_is_over_has_no_deadline() -> None:
     deadlines, one = Deadlines(), sequence(1, 5.0)
     deadlines.add(one)
     one.state = State.OVER
+    deadlines.forget_ended()
     assert deadlines.next() is None
     assert deadlines.due(20.0) == []
+
+
+def test_to_look_changes_nothing() -> None:
+    """Or a replay, which does not look when the first one did, would find another core."""
+    deadlines, first, second = Deadlines(), sequence(1, 2.0), sequence(2, 5.0)
+    for one in (first, second):
+        deadlines.add(one)
+    before = list(deadlines._heap)
+    first.state = State.OVER
+    deadlines.next()
+    assert deadlines._heap == before

@@ -187,7 +187,7 @@ def test_whatever_is_asked_for_there_is_an_answer_soon(name: str) -> None:
         await compiler.compile(of("a"))
         grammar = read_grammar("grammar", HOSTILE[name])
         assert grammar is not None
-        async with asyncio.timeout(grammar_compiler.MOST_SECONDS + 0.4):
+        async with asyncio.timeout(10 * grammar_compiler.MOST_SECONDS):  # or the machine stands still
             [outcome] = await asyncio.gather(compiler.compile(grammar), return_exceptions=True)
         assert isinstance(outcome, str | InvalidRequest)
     play(story, COMMAND)
