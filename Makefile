@@ -81,7 +81,7 @@ help:
 	while read -r line; do case $$line in torch==*) torch=$${line#torch==};; esac; done < constraints.txt
 	echo "weft: installing into .venv ($$(.venv/bin/python --version)); to download, unless pip has it already:"
 	echo "weft:   torch $$torch, 0.2 GB as the CPU-only build, about 3 GB as the CUDA build (README.md: how to choose)"
-	echo "weft:   some sixty small packages, 0.1 GB together"
+	echo "weft:   some seventy small packages, 0.1 GB together"
 	.venv/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]' || {
 		echo "weft: the set-up is not complete; call make again to go on with it" >&2; exit 1; }
 	touch .venv/ready

@@ -11,10 +11,11 @@ import tempfile
 import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 HOST = "127.0.0.1"
 STDERR = 2  # where children talk: stdout is for the figures
@@ -49,37 +50,56 @@ class Server:
 
 
 @contextmanager
-def serving(look_ahead: int, profile: str = "", settings: Mapping[str, Any] = NOTHING, model: str = "",
-            record_folder: str = "") -> Iterator[Server]:
-    """`profile` names the file that gets the router's profile at the end; `settings` are more of the router's; `model`
-    is a folder, without one the shard simulates."""
+def serving(look_ahead: int, profile: str = "", settings: Mapping[str, Any] = NOTHING, model: str = "", *,
+            record_folder: str = "", shard: Mapping[str, Any] = NOTHING,
+            folder: Path | None = None) -> Iterator[Server]:
+    """`profile` names the file that gets the router's profile at the end; `settings` are more of the router's, `shard`
+    of the shard's; `model` is a folder, without one the shard simulates. The router runs in `folder`."""
     profiler = ("-m", "cProfile", "-o", profile) if profile else ()
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
-        socket, steps = f"unix:{folder}/shard.sock", Path(folder, "steps")
-        shard_order = {"socket": socket, "step_log": str(steps), "simulated": SHARD, "model": model}
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as place:
+        socket, steps = f"unix:{place}/shard.sock", Path(place, "steps")
+        shard_order = {"socket": socket, "step_log": str(steps), "simulated": SHARD, "model": model, **shard}
         router_order = {"config": ROUTER | {"look_ahead": look_ahead, **settings}, "shards": [socket], "model": model,
                         "folder": model, "record_folder": record_folder}
-        with (child(("-m", "shard.server"), shard_order) as (shard, _),
-              child((*profiler, "-m", "router"), router_order) as (router, port)):
-            yield Server(router, shard, int(port), steps)
+        with (child(("-m", "shard.server"), shard_order) as (shard_id, _),
+              child((*profiler, "-m", "router"), router_order, folder) as (router_id, port)):
+            yield Server(router_id, shard_id, int(port), steps)
 
 
 @contextmanager
-def child(program: Sequence[str], order: dict[str, Any]) -> Iterator[tuple[int, str]]:
-    """A child of ours as long as the block runs: its process id and the word it said behind `ready`."""
+def child(program: Sequence[str], order: dict[str, Any], folder: Path | None = None) -> Iterator[tuple[int, str]]:
+    """A child of ours, in a folder, as long as the block runs: its process id and the word it said behind `ready`."""
+    with begun(program, order, folder) as (process_id, lines):
+        yield process_id, said_ready(lines, program)
+
+
+@contextmanager
+def children(program: Sequence[str], orders: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """Children that wait for each other before they are ready, as the ranks of one model do. When one ends before, the
+    others are ended too."""
+    with ThreadPoolExecutor(len(orders)) as readers, ExitStack() as stack:
+        texts = [stack.enter_context(begun(program, order))[1] for order in orders]
+        for word in as_completed([readers.submit(said_ready, lines, program) for lines in texts]):
+            word.result()
+        yield
+
+
+@contextmanager
+def begun(program: Sequence[str], order: dict[str, Any], folder: Path | None = None) -> Iterator[tuple[int, TextIO]]:
+    """A child's process id and what it will say. It is ended before that is closed, which somebody may be reading."""
     reader, ready = os.pipe()
     parent, alive = os.pipe()  # nobody writes: its end tells the child that we are gone
     command = [sys.executable, "-P", *program, json.dumps(order | {"ready_fd": ready, "parent_fd": parent})]
     process = subprocess.Popen(
-        command, pass_fds=(ready, parent), stdin=subprocess.DEVNULL, stdout=STDERR)
+        command, pass_fds=(ready, parent), stdin=subprocess.DEVNULL, stdout=STDERR, cwd=folder)
     os.close(ready)
     os.close(parent)
-    try:
-        with os.fdopen(reader) as lines:
-            yield process.pid, said_ready(lines, program)
-    finally:
-        end(process)
-        os.close(alive)
+    with os.fdopen(reader) as lines:
+        try:
+            yield process.pid, lines
+        finally:
+            end(process)
+            os.close(alive)
 
 
 def said_ready(lines: Iterable[str], program: Sequence[str]) -> str:

@@ -5,11 +5,8 @@ With launcher/foreign/commands.py the only place where environment variables cou
 
 import asyncio
 import inspect
-import json
 import logging
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,19 +32,32 @@ from launcher.fetch import Order, fetch, order, what_is_missing
 from launcher.folder import server_folder
 from launcher.foreign.migrate import migrated
 from launcher.model import BOX, DEMO, Model, cached, find_model
-from launcher.plan import AdapterStore, make_plan, python_module
+from launcher.plan import AdapterStore, make_plan
 from launcher.processes import Failed, bind, serve
+from launcher.programs import (
+    adapters_app,
+    bench_command,
+    chat_command,
+    replay_command,
+    simulate_command,
+    study_command,
+    tune_command,
+)
 from launcher.settings import GROUPS, POSITIONAL, LaunchConfig, Setting, make_configs
 from launcher.voice import PLAIN, Voice
-from router.config import ADAPTER_TOKEN, API_KEY, RouterConfig
+from router.config import RouterConfig
 from shard.config import ShardConfig
 from shard.traces import check_installed
 
-ADAPTERS = "router.http.adapters_client"
 LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
 
 
-DIALECTS: Mapping[str, Mapping[str, Any]] = {"batching": {"port": 8500}}
+STUDY = {"dialect": "batching", "port": 8500}
+# What a setting brings with it, unless it is given.
+PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = {
+    ("dialect", "batching"): STUDY,
+    ("compat", "batching"): {**STUDY, "max_handlers": 8, "recompute": True, "static_equal_lengths": True},
+}
 
 
 def parameter(setting: Setting, group: Group, *, variables: bool = True) -> inspect.Parameter:
@@ -101,10 +111,12 @@ def adapter_store(launch: LaunchConfig, router: RouterConfig) -> AdapterStore | 
 
 
 def with_own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A model that comes with weft, or a dialect, may have settings of its own, which are used unless others are
-    given."""
+    """A model that comes with weft, or a setting, may bring others, which are used unless they are given."""
     model = BOX.get(given.get("model_id", DEMO))
-    return {**(model.settings if model else {}), **DIALECTS.get(given.get("dialect", ""), {}), **given}
+    own = dict(model.settings if model else {})
+    for (name, value), preset in PRESETS.items():
+        own |= preset if given.get(name) == value else {}
+    return {**own, **given}
 
 
 def client() -> str:
@@ -126,68 +138,6 @@ def download_command(
     print(cached(model_id, revision, hub_cache(os.environ)))
 
 
-def chat_command(
-        *, url: Annotated[str, Parameter(help="Where the server is.")] = "http://127.0.0.1:3000",
-        model: Annotated[str, Parameter(help="What to ask for, where a server has several.")] = "",
-        system: Annotated[str, Parameter(help="What the model is told before all questions.")] = "",
-        max_tokens: Annotated[int | None, Parameter(help="Most tokens of an answer.")] = None,
-        temperature: Annotated[float | None, Parameter(help="0 always takes the likeliest token.")] = None,
-        seed: Annotated[int | None, Parameter(help="The same seed gives the same answers.")] = None,
-        api_key: Annotated[str, Parameter(help="Key that the server asks for.", env_var=(API_KEY, "API_KEY"))] = "",
-) -> None:
-    """Chat with a served model in this terminal, or ask it what comes on standard input, a question on each line."""
-    with left_to_the_child(signal.SIGINT):
-        run_module("router.http.client", {API_KEY: api_key}, url=url, model=model, system=system,
-                   max_tokens=max_tokens, temperature=temperature, seed=seed)
-
-
-Server = Annotated[str, Parameter(name="--url", help="Where the server is.")]
-Key = Annotated[str, Parameter(name="--api-key", help="Key that the server asks for.", env_var=(API_KEY, "API_KEY"))]
-AsJson = Annotated[bool, Parameter(name="--json", help="As JSON, for programs.", negative=())]
-LOCAL = "http://127.0.0.1:3000"
-
-
-def list_adapters(*, url: Server = LOCAL, api_key: Key = "", as_json: AsJson = False) -> None:
-    """The adapters that a server knows, and how things are with them."""
-    run_module(ADAPTERS, {API_KEY: api_key}, do="ls", url=url, as_json=as_json)
-
-
-def load_adapter(
-        adapter: Annotated[str, Parameter(help="As its source names it.")], *, url: Server = LOCAL,
-        source: Annotated[str, Parameter(help="Where it comes from; by default the server's --adapter-source.")] = "",
-        alias: Annotated[str, Parameter(help="What requests may call it, too.")] = "",
-        token: Annotated[str, Parameter(help="Token for its source, where it is private.", env_var=ADAPTER_TOKEN)] = "",
-        api_key: Key = "", as_json: AsJson = False) -> None:
-    """Have a server fetch an adapter anew and load it, and wait until it is there."""
-    run_module(ADAPTERS, {API_KEY: api_key, ADAPTER_TOKEN: token}, do="load", url=url, adapter=adapter, source=source,
-               alias=alias, as_json=as_json)
-
-
-def unload_adapter(
-        adapter: Annotated[str, Parameter(help="As its source names it, or its alias.")], *, url: Server = LOCAL,
-        api_key: Key = "", as_json: AsJson = False) -> None:
-    """Have a server forget an adapter; it leaves as soon as nobody needs it."""
-    run_module(ADAPTERS, {API_KEY: api_key}, do="unload", url=url, adapter=adapter, as_json=as_json)
-
-
-def adapters_app() -> App:
-    app = App(name="adapters", help="List, load and unload the adapters of a server.")
-    app.command(list_adapters, name="ls")
-    app.command(load_adapter, name="load")
-    app.command(unload_adapter, name="unload")
-    return app
-
-
-@contextmanager
-def left_to_the_child(number: signal.Signals) -> Iterator[None]:
-    """A signal from the terminal reaches both of us. A handler, unlike an ignored signal, is not inherited."""
-    before = signal.signal(number, lambda *_: None)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-
-
 def check_readable(path: str, flag: str) -> None:
     """The router reads it when the model has been found, which is late to hear of a name that was mistyped."""
     try:
@@ -203,31 +153,11 @@ def checked(folder: str) -> str:
     return folder
 
 
-Trace = Annotated[str, Parameter(help="Recording, or a plain trace: JSON lines with at, prompt_tokens, output_tokens.")]
-Like = Annotated[str, Parameter(help="Recording whose shards and settings are assumed; by default the trace itself.")]
-Seed = Annotated[int, Parameter(help="Where the luck of the recorded steps begins.")]
 # Settings that the core decides by, and that may be tried in simulation.
 TRIED = ("max_concurrent_requests", "max_queue_requests", "max_queue_tokens", "max_queue_ms", "max_passed_over_ms",
          "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "batching", "prefill_policy",
          "look_ahead", "static_window_ms", "static_equal_lengths", "recompute", "max_decode_stall_ms",
          "waiting_served_ratio", "max_waiting_tokens")
-
-
-def replay_command(file: Annotated[str, Parameter(help="Recording, as the router wrote it.")]) -> None:
-    """Play a recording again: does the scheduler decide the same? Ends with 1 if not, and says where."""
-    run_module("router.replay", file=os.path.abspath(file))
-
-
-def simulate_command(trace: Trace, *, like: Like = "", seed: Seed = 0, **settings: Any) -> None:
-    """What a recorded load would feel like under other settings, which are given as flags."""
-    run_module("router.simulate", trace=trace, like=like, seed=seed, settings=settings)
-
-
-def tune_command(
-        trace: Trace, *, goal: Annotated[str, Parameter(help="Such as ttft=500ms,itl.p50=20ms; p99 unless told.")],
-        like: Like = "", seed: Seed = 0) -> None:
-    """Find settings under which a recorded load would reach a goal."""
-    run_module("router.tune", trace=trace, goal=goal, like=like, seed=seed)
 
 
 # Settings of a server that decide whether it can start here.
@@ -246,12 +176,6 @@ def migrate_command(*line: Annotated[str, Parameter(help="What is run today; beg
     """What `weft` is to be told instead of a command line of text-generation-launcher or lorax-launcher, and what is
     left out."""
     print(migrated(line, os.environ))
-
-
-def run_module(name: str, secrets: Mapping[str, str] | None = None, /, **order: Any) -> NoReturn:
-    """What is secret goes by variables: whoever lists processes sees arguments."""
-    command, environment = [*python_module(name), json.dumps(order)], {**os.environ, **(secrets or {})}
-    raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)
 
 
 def tried() -> list[inspect.Parameter]:
@@ -285,6 +209,8 @@ def make_app() -> App:
     app.command(doctor_command, name="doctor")
     app.command(migrate_command, name="migrate")
     app.command(adapters_app())
+    for command, name in ((bench_command, "bench"), (study_command, "study")):  # whose help is their own
+        app.command(command, name=name, help_flags=[], version_flags=[])
     return app
 
 

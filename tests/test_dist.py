@@ -79,7 +79,8 @@ def test_the_image_s_script_installs_the_commands_of_other_servers(wheel: Path, 
             (["text-generation-launcher"], "weft: a model must be named: "),
             (["text-generation-server"], "weft: the following arguments are required: download-weights"),
             (["lorax-launcher", "--eager", "--compile"], "weft: --eager and --compile contradict each other"),
-            (["lorax-server"], "weft: the following arguments are required: download-weights")):
+            (["lorax-server"], "weft: the following arguments are required: download-weights"),
+            (["text-generation-benchmark"], "weft: a model must be named: --tokenizer-name")):
         ended = subprocess.run([environment / "bin" / command[0], *command[1:]], env={}, capture_output=True, text=True,
                                check=False)
         assert (ended.returncode, ended.stdout) == (2, "")

@@ -26,7 +26,9 @@ ONLY = {  # packages that few may import
     "jinja2": {"router/sandbox.py"},
     "llguidance": {"router/grammar_child.py", "shard/grammar.py"},
     "opentelemetry": {"shard/otlp.py"},
-    "cyclopts": {"launcher/cli.py", "benchmarks"},
+    "rich": {"benchmarks"},
+    "matplotlib": {"benchmarks"},
+    "cyclopts": {"launcher/cli.py", "launcher/programs.py", "benchmarks"},
     "torch": {"shard", "benchmarks", "launcher/demo"},
 }
 HEAVY = {"torch", "transformers", "numpy"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.processes import NotStarted, Server, child, cpu_seconds, machine_seconds
+from benchmarks.processes import NotStarted, Server, child, children, cpu_seconds, machine_seconds
 
 FAIL = "import json, os, sys; os.write(json.loads(sys.argv[1])['ready_fd'], b'failed no luck\\n')"
 SERVE = ("import json, os, sys; told = json.loads(sys.argv[1]); os.write(told['ready_fd'], "
@@ -41,4 +41,19 @@ def test_a_child_that_cannot_start_says_why() -> None:
 
 def test_a_child_that_dies_at_once_is_noticed() -> None:
     with pytest.raises(NotStarted, match="it ended"), child(("-c", ""), {}):
+        pass
+
+
+def test_children_may_wait_for_each_other(tmp_path: Path) -> None:
+    """Each opens one end of a pipe with a name, and that takes both."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    meet = f"import json, os, sys; order = json.loads(sys.argv[1]); open({str(pipe)!r}, order['mode'])\n{SERVE}"
+    with children(("-c", meet), [{"mode": "rb"}, {"mode": "wb"}]):
+        pass
+
+
+def test_who_waits_for_a_child_that_failed_is_ended() -> None:
+    program = f"import json, sys, threading; json.loads(sys.argv[1])['fails'] or threading.Event().wait()\n{FAIL}"
+    with (pytest.raises(NotStarted, match="no luck"),
+          children(("-c", program), [{"fails": False}, {"fails": True}])):
         pass

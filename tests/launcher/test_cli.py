@@ -5,11 +5,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from launcher import cli
+from launcher import cli, programs
 from launcher.processes import Failed, GaveUp
 
 
@@ -61,6 +62,26 @@ def test_flags_become_settings(given: Callable[..., Any], arguments: tuple[str, 
 def test_a_model_that_comes_with_weft_has_settings_of_its_own_unless_others_are_given(
         given: dict[str, Any], tokens: int | None) -> None:
     assert cli.with_own_settings(given).get("max_batch_total_tokens") == tokens
+
+
+@pytest.mark.parametrize(("given", "own"), [
+    ({"dialect": "batching"}, {"port": 8500}), ({"dialect": "batching", "port": 1}, {"port": 1}),
+    ({"compat": "batching", "max_handlers": 4}, {
+        "dialect": "batching", "port": 8500, "max_handlers": 4, "recompute": True, "static_equal_lengths": True})])
+def test_a_setting_may_bring_others_unless_they_are_given(given: dict[str, Any], own: dict[str, Any]) -> None:
+    found = cli.with_own_settings({"model_id": "weft/simulated", **given})
+    assert {name: found[name] for name in own} == own
+
+
+@pytest.mark.parametrize("command", ["bench", "study"])
+def test_programs_with_a_command_line_of_their_own_get_every_word(command: str, monkeypatch: Any) -> None:
+    called = []
+    ended = SimpleNamespace(returncode=3)
+    monkeypatch.setattr(programs.subprocess, "run", lambda words, **_: called.append(words) or ended)
+    with pytest.raises(SystemExit) as left:
+        cli.run([command, "batching", "--help", "--rate", "-1"])
+    assert (left.value.code, called[0][-4:]) == (3, ["batching", "--help", "--rate", "-1"])
+    assert f"benchmarks.{command}" in called[0]
 
 
 @pytest.mark.parametrize(("variables", "settings"), [
@@ -157,7 +178,7 @@ def module(monkeypatch: pytest.MonkeyPatch, weft: Callable[..., Any]) -> Callabl
     """The module that a command line runs, and what it is told, instead of running it."""
     def run(*arguments: str) -> tuple[str, dict[str, Any]]:
         found: list[tuple[str, dict[str, Any]]] = []
-        monkeypatch.setattr(cli, "run_module", lambda name, _=None, /, **order: found.append((name, order)))
+        monkeypatch.setattr(programs, "run_module", lambda name, _=None, /, **order: found.append((name, order)))
         assert weft(*arguments)[0] == 0
         return found[0]
     return run
@@ -174,7 +195,7 @@ def test_subcommands_are_modules_of_the_router(module: Callable[..., Any]) -> No
 def test_a_chat_is_a_module_of_the_router_that_gets_the_key_by_a_variable(
         weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Any] = []
-    monkeypatch.setattr(cli, "run_module", lambda name, secrets, /, **order: heard.append((name, secrets, order)))
+    monkeypatch.setattr(programs, "run_module", lambda name, secrets, /, **order: heard.append((name, secrets, order)))
     assert weft("chat", "--url", "http://loom", "--max-tokens", "5", "--api-key", "sk-loom")[0] == 0
     assert heard == [("router.http.client", {"WEFT_API_KEY": "sk-loom"}, {
         "url": "http://loom", "model": "", "system": "", "max_tokens": 5, "temperature": None, "seed": None})]
@@ -192,7 +213,7 @@ def test_adapters_of_a_server_are_the_affair_of_a_module_that_gets_secrets_by_va
         order: dict[str, Any]) -> None:
     heard: list[Any] = []
     monkeypatch.setenv("WEFT_API_KEY", "sk-loom")
-    monkeypatch.setattr(cli, "run_module", lambda name, secrets, /, **order: heard.append((name, secrets, order)))
+    monkeypatch.setattr(programs, "run_module", lambda name, secrets, /, **order: heard.append((name, secrets, order)))
     assert weft("adapters", *words)[0] == 0
     assert heard == [("router.http.adapters_client", {"WEFT_API_KEY": "sk-loom", **secrets},
                       {"url": "http://127.0.0.1:3000", **order})]
@@ -200,7 +221,7 @@ def test_adapters_of_a_server_are_the_affair_of_a_module_that_gets_secrets_by_va
 
 def test_an_interrupt_is_left_to_the_child_and_then_ours_again() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with cli.left_to_the_child(signal.SIGINT):
+    with programs.left_to_the_child(signal.SIGINT):
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -1,0 +1,119 @@
+"""One request: it is sent, its answer is heard to the end, and a record says what came when.
+
+Whatever goes wrong is written into the record. Knows nothing of who else is asked.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Protocol
+
+from benchmarks.bench.dialects import Dialect, Events, Options, Part, error_of
+from benchmarks.bench.http import NoAnswer, Server
+from benchmarks.bench.record import Ask, Record
+
+LONGEST_ERROR = 200  # characters that are kept
+
+
+class Watch(Protocol):
+    """Whoever looks on."""
+
+    def sent(self, record: Record) -> None: ...
+    def token(self, record: Record) -> None: ...
+    def ended(self, record: Record) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Who is asked, and how."""
+
+    url: str
+    dialect: Dialect
+    api_key: str = ""
+    options: Options = field(default_factory=Options)
+    timeout: float = 600.0
+
+    @property
+    def fields(self) -> str:
+        """Of a head."""
+        return f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
+
+
+class Client:
+    def __init__(self, target: Target, began: float, watch: Watch | None = None) -> None:
+        self._target = target
+        self._began = began
+        self._watch = watch
+        self.server = Server(target.url)
+
+    async def ask(self, ask: Ask) -> Record:
+        target = self._target
+        body = json.dumps(target.dialect.body(ask, target.options)).encode()
+        request = self.server.request("POST", target.dialect.path, target.fields, body)
+        record = Record(ask, perf_counter() - self._began)
+        answer = Answer(target.dialect, record, self._began, self._watch)
+        if self._watch is not None:
+            self._watch.sent(record)
+        try:
+            async with asyncio.timeout(target.timeout):
+                record.status = await self.server.exchange(request, answer.heard)
+            answer.end()
+        except (NoAnswer, ValueError) as error:
+            record.error = str(error) or "the server closed the connection"
+        except TimeoutError:
+            record.error = f"no answer within {target.timeout:g} s"
+        record.ended = perf_counter() - self._began
+        record.error = record.error[:LONGEST_ERROR]
+        if self._watch is not None:
+            self._watch.ended(record)
+        return record
+
+
+class Answer:
+    """Reads what comes; of what is no stream the bytes are kept."""
+
+    def __init__(self, dialect: Dialect, record: Record, began: float, watch: Watch | None) -> None:
+        self._dialect, self._record, self._began = dialect, record, began
+        self._events = Events(dialect)
+        self._watch = watch
+        self._pieces: list[bytes] = []
+
+    def heard(self, status: int, piece: bytes, now: float) -> None:
+        if status != 200 or not self._dialect.streamed:
+            self._pieces.append(piece)
+            return
+        for part in self._events.heard(piece):
+            self._note(part, now - self._began)
+
+    def _note(self, part: Part, at: float) -> None:
+        record = self._record
+        if part.error:
+            record.error = part.error
+        if part.brings:
+            record.times.append(at)
+            if self._watch is not None:
+                self._watch.token(record)
+        if part.num_tokens is not None:
+            record.num_tokens = part.num_tokens
+        if part.prompt_tokens is not None:
+            record.prompt_tokens = part.prompt_tokens
+
+    def end(self) -> None:
+        record, body = self._record, b"".join(self._pieces)
+        if record.status != 200:
+            record.error = f"{record.status}: {error_in(body)}"
+        elif not self._dialect.streamed:
+            self._dialect.read(json.loads(body))
+            record.num_tokens = record.ask.output_tokens
+        elif not record.times and not record.error:
+            record.error = "an answer without a token"
+        else:
+            record.num_tokens = record.num_tokens or len(record.times)
+
+
+def error_in(body: bytes) -> str:
+    try:
+        return error_of(json.loads(body))
+    except ValueError:
+        return body.decode(errors="replace").strip() or "no reason was told"

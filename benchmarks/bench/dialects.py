@@ -1,0 +1,136 @@
+"""What is said to a server, and how its answer is read: one entry for each dialect.
+
+An answer is heard in pieces, when they come. Knows nothing of connections or of clocks.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from benchmarks.bench.record import Ask
+
+Body = dict[str, Any]
+
+
+class Part(NamedTuple):
+    """What an event says."""
+
+    brings: bool = False  # a token, or several
+    num_tokens: int | None = None  # of the whole answer, in an event that knows
+    prompt_tokens: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is the same for all requests of a run."""
+
+    model: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields that are sent as they are
+    ignore_eos: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    path: str
+    body: Callable[[Ask, Options], Body]
+    read: Callable[[Any], Part]  # an event, or the answer if it is not streamed
+    streamed: bool = True
+    counting: Callable[[str, Options], Body] = lambda text, _: {"inputs": text}  # for POST /tokenize
+
+
+# -- TGI and LoRAX
+
+def tgi_body(ask: Ask, options: Options) -> Body:
+    parameters: Body = {"max_new_tokens": ask.output_tokens, "details": True, **options.sampling}
+    if ask.adapter:
+        parameters["adapter_id"] = ask.adapter
+    return {"inputs": ask.prompt, "parameters": parameters}
+
+
+def lorax_body(ask: Ask, options: Options) -> Body:
+    body = tgi_body(ask, options)
+    body["parameters"]["ignore_eos_token"] = options.ignore_eos
+    return body
+
+
+def read_tgi(event: Any) -> Part:
+    if "error" in event:
+        return Part(error=str(event["error"]))
+    details = event.get("details") or {}
+    return Part(brings=True, num_tokens=details.get("generated_tokens"),
+                prompt_tokens=details.get("input_length", details.get("prompt_tokens")))
+
+
+# -- OpenAI
+
+def openai_body(ask: Ask, options: Options) -> Body:
+    body: Body = {"prompt": ask.prompt, "max_tokens": ask.output_tokens, "temperature": 0, "stream": True,
+                  "stream_options": {"include_usage": True}, **options.sampling}
+    if name := ask.adapter or options.model:
+        body["model"] = name
+    return body | ({"ignore_eos": True} if options.ignore_eos else {})
+
+
+def chat_body(ask: Ask, options: Options) -> Body:
+    body = openai_body(ask, options)
+    return body | {"messages": [{"role": "user", "content": body.pop("prompt")}]}
+
+
+def read_openai(event: Any) -> Part:
+    """A chunk that only tells a role brings nothing; usage comes in one of its own."""
+    if "error" in event:
+        return Part(error=error_of(event))
+    usage = event.get("usage") or {}
+    return Part(brings=any(map(says, event.get("choices", ()))), num_tokens=usage.get("completion_tokens"),
+                prompt_tokens=usage.get("prompt_tokens"))
+
+
+def says(choice: Mapping[str, Any]) -> bool:
+    delta = choice.get("delta") or {}
+    return bool(choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls"))
+
+
+# -- the effective-batching study
+
+def inference_body(ask: Ask, _: Options) -> Body:
+    return {"prompt": ask.prompt, "num_tokens": ask.output_tokens}
+
+
+def read_inference(_: Any) -> Part:
+    """It says nothing of tokens: they are as many as were asked for."""
+    return Part(brings=True)
+
+
+def error_of(answer: Any) -> str:
+    """In words, in whichever dialect."""
+    found = answer.get("error", answer) if isinstance(answer, dict) else answer
+    return str(found.get("message", found) if isinstance(found, dict) else found)
+
+
+def count_for_openai(text: str, options: Options) -> Body:
+    return {"prompt": text, "inputs": text} | ({"model": options.model} if options.model else {})
+
+
+DIALECTS: Mapping[str, Dialect] = {
+    "tgi": Dialect("/generate_stream", tgi_body, read_tgi),
+    "lorax": Dialect("/generate_stream", lorax_body, read_tgi),
+    "openai": Dialect("/v1/completions", openai_body, read_openai, counting=count_for_openai),
+    "openai-chat": Dialect("/v1/chat/completions", chat_body, read_openai, counting=count_for_openai),
+    "batching": Dialect("/inference", inference_body, read_inference, streamed=False),
+}
+
+
+class Events:
+    """Cuts a stream of server-sent events, in whatever pieces it comes, into what they say."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._rest = b""
+
+    def heard(self, piece: bytes) -> list[Part]:
+        lines = (self._rest + piece).split(b"\n")
+        self._rest = lines.pop()
+        return [self._dialect.read(json.loads(line[5:])) for line in lines
+                if line.startswith(b"data:") and line.strip() != b"data: [DONE]" and line.strip() != b"data:[DONE]"]

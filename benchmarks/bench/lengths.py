@@ -1,0 +1,34 @@
+"""How long prompts and answers are: `64`, `16-128` (each as likely), `1,25,100` (one of them) or `normal:100:30`."""
+
+import re
+from collections.abc import Callable
+from random import Random
+
+Lengths = Callable[[Random], int]
+FORMS = "64, 16-128, 1,25,100 or normal:MEAN:DEVIATION"
+
+
+def lengths(words: str) -> Lengths:
+    if form := re.fullmatch(r"(\d+)-(\d+)", words):
+        return between(int(form[1]), int(form[2]))
+    if form := re.fullmatch(r"normal:([\d.]+):([\d.]+)", words):
+        return normal(float(form[1]), float(form[2]))
+    if re.fullmatch(r"\d+(,\d+)*", words):
+        return one_of([int(word) for word in words.split(",")])
+    raise ValueError(f"lengths are {FORMS}, got {words!r}")
+
+
+def between(least: int, most: int) -> Lengths:
+    if not 1 <= least <= most:
+        raise ValueError(f"lengths begin with 1 and rise, got {least}-{most}")
+    return lambda random: random.randint(least, most)
+
+
+def one_of(choices: list[int]) -> Lengths:
+    if min(choices) < 1:
+        raise ValueError(f"a length is at least 1, got {min(choices)}")
+    return lambda random: random.choice(choices)
+
+
+def normal(mean: float, deviation: float) -> Lengths:
+    return lambda random: max(1, round(random.gauss(mean, deviation)))

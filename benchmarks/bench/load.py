@@ -1,0 +1,52 @@
+"""A load on a server: requests at their moments whatever becomes of them, or so many clients that wait for answers.
+
+Knows nothing of what is asked or of what is made of the records.
+"""
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from time import perf_counter
+
+from benchmarks.bench.client import Client, Target, Watch
+from benchmarks.bench.record import Ask, Record
+
+
+async def drive(target: Target, asks: Iterable[Ask], concurrency: int | None = None, *, seconds: float | None = None,
+                watch: Watch | None = None) -> list[Record]:
+    """With a concurrency so many clients take the asks in order, as long as `seconds` are not over. Records are in the
+    order in which requests were sent."""
+    client = Client(target, perf_counter(), watch)
+    try:
+        if concurrency is None:
+            return await in_time(client, asks)
+        return await in_turn(client, asks, concurrency, seconds)
+    finally:
+        client.server.close()
+
+
+async def in_time(client: Client, asks: Iterable[Ask]) -> list[Record]:
+    loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for ask in asks:
+            if (left := began + ask.at - loop.time()) > 0:
+                await asyncio.sleep(left)
+            tasks.append(group.create_task(client.ask(ask)))
+    return [task.result() for task in tasks]
+
+
+async def in_turn(client: Client, asks: Iterable[Ask], concurrency: int, seconds: float | None) -> list[Record]:
+    records: list[Record] = []
+    waiting = iter(asks)
+    until = perf_counter() + seconds if seconds is not None else None
+    async with asyncio.TaskGroup() as group:
+        for _ in range(concurrency):
+            group.create_task(take_turns(client, waiting, until, records))
+    return sorted(records, key=lambda record: record.sent)
+
+
+async def take_turns(client: Client, asks: Iterator[Ask], until: float | None, records: list[Record]) -> None:
+    for ask in asks:
+        if until is not None and perf_counter() >= until:
+            break
+        records.append(await client.ask(ask))

@@ -1,0 +1,64 @@
+"""What a run is kept as: its figures, its requests, and under what they came about. As JSON and as CSV.
+
+Knows not how it was measured, nor who looks at it.
+"""
+
+import csv
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from io import StringIO
+from math import isfinite
+from statistics import fmean
+from typing import Any
+
+from benchmarks.bench.record import Record
+from benchmarks.bench.summary import Summary
+from benchmarks.bench.versus import Ratio
+
+COLUMNS = ("run", "number", "adapter", "sent", "first_token", "ended", "latency", "prompt_tokens", "output_tokens",
+           "num_tokens", "mean_gap", "status", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    name: str
+    command: str
+    settings: Mapping[str, Any]
+    date: str
+    hardware: str
+    versions: Mapping[str, str]
+    summary: Summary
+    records: Sequence[Record]
+    overhead: Mapping[str, float]  # of the bench itself, by unit, such as "% of a core"
+    window: tuple[float, float]
+
+
+def to_json(results: Sequence[Result], comparison: Sequence[Ratio] = ()) -> str:
+    """All there is, in one line. JSON has no infinity and nothing that is not a number, so these are null."""
+    whole = {"results": [asdict(result) for result in results], "comparison": [ratio.figures() for ratio in comparison]}
+    return json.dumps(plain(whole), allow_nan=False, default=str)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | array):
+        return [plain(inner) for inner in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def to_csv(results: Sequence[Result]) -> str:
+    """A line for each request, in seconds and tokens. What is not known is empty."""
+    lines = csv.writer(page := StringIO(), lineterminator="\n")
+    lines.writerow(COLUMNS)
+    lines.writerows(cells(result.name, record) for result in results for record in result.records)
+    return page.getvalue()
+
+
+def cells(run: str, record: Record) -> tuple[Any, ...]:
+    ask, gaps = record.ask, record.gaps
+    prompt_tokens = ask.prompt_tokens if record.prompt_tokens is None else record.prompt_tokens
+    return (run, ask.number, ask.adapter, record.sent, record.first_token, record.ended, record.latency, prompt_tokens,
+            ask.output_tokens, record.num_tokens, fmean(gaps) if gaps else None, record.status, record.error)

@@ -1,0 +1,227 @@
+"""What `weft bench` is told: who is asked, what, how fast, and where the figures go."""
+
+import json
+import shlex
+from dataclasses import dataclass
+from math import inf
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.validators import Number
+
+from benchmarks.bench.client import Target
+from benchmarks.bench.dialects import DIALECTS, Options
+from benchmarks.bench.summary import Goal
+from benchmarks.bench.workload import Workload
+
+LEAST = Number(gte=1)
+POSITIVE = Number(gt=0)
+KEY = "WEFT_API_KEY"
+HELP = ("Put a load on a server and tell what it felt like. --shard as the first word drives shards without a router, "
+        "and has settings of its own: weft bench --shard --help.")
+
+
+@Parameter(name="*", negative="")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    url: str = "http://127.0.0.1:3000"
+    "Where the server is."
+    dialect: Literal[tuple(DIALECTS)] = "tgi"  # type: ignore[valid-type]  # as many as there are
+    "How it is asked: /generate_stream (tgi, lorax), /v1/completions, /v1/chat/completions, or /inference (batching)."
+    model: str = ""
+    "Name of the model, for servers that want one."
+    api_key: Annotated[str, Parameter(env_var=KEY)] = ""
+    "Key that the server asks for."
+    concurrency: Annotated[int | None, Parameter(validator=LEAST)] = None
+    "Closed loop: so many clients, each of which asks again when it was answered. 8, if no arrivals are given."
+    rate: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0
+    "Open loop: requests a second at random moments, whatever becomes of them."
+    burst: Annotated[int, Parameter(validator=LEAST)] = 1
+    "With --rate: so many come at once."
+    even: bool = False
+    "With --rate: one like another, not at random."
+    trace: str = ""
+    "Open loop: JSON lines with at, prompt_tokens and output_tokens; also what `weft simulate` reads."
+    speed: Annotated[float, Parameter(validator=POSITIVE)] = 1.0
+    "How much faster than it was a trace is played."
+    requests: Annotated[int | None, Parameter(validator=LEAST)] = None
+    "How many; 100 unless --seconds or --trace says when to stop."
+    seconds: Annotated[float | None, Parameter(validator=POSITIVE)] = None
+    "How long requests are sent. In a closed loop the prompts are repeated when all of --requests were sent."
+    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0
+    "Seconds at the beginning that do not count."
+    prompt_tokens: str = "64"
+    "How long prompts are: 64, 16-128, 1,25,100 or normal:MEAN:DEVIATION."
+    output_tokens: str = "64"
+    "How many tokens are asked for, in the same words."
+    tokenizer: str = ""
+    "Folder or file of a tokenizer that counts tokens; by default the server counts, and where it cannot, words count."
+    prompts: str = ""
+    "File with a prompt on each line, as text, JSON string or object with prompt and output_tokens."
+    shared_prefix: Annotated[int, Parameter(validator=Number(gte=0))] = 0
+    "So many tokens at the beginning are the same in all prompts."
+    prefixes: Annotated[int, Parameter(validator=LEAST)] = 1
+    "How many such beginnings there are; prompts take turns."
+    adapters: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    "Adapters that requests go by in turn."
+    stop_at_end: bool = False
+    "Let answers end where the model ends them. Otherwise dialects that can are asked to go on (not tgi)."
+    sampling: str = ""
+    """JSON object of parameters that every request carries, such as '{"temperature": 0.7}'."""
+    goal: str = ""
+    "What a useful answer keeps, such as ttft=500ms,itl=50ms,e2e=10s; goodput counts those."
+    timeout: Annotated[float, Parameter(validator=POSITIVE)] = 600.0
+    "Seconds after which an answer is given up."
+    seed: int = 0
+    "The same seed asks the same; what a server's cache still has from before it finds there."
+    versus: Annotated[str, Parameter(allow_leading_hyphen=True)] = ""
+    "Flags of a second run, as one text: it is like the first but for these. Both take turns, and ratios are told."
+    turns: Annotated[int, Parameter(validator=LEAST)] = 3
+    "With --versus: how often each has its turn."
+    json: str = ""
+    "File that gets everything."
+    csv: str = ""
+    "File that gets a line for each request."
+    html: str = ""
+    "File that gets a page with plots; needs weft[bench]."
+    quiet: bool = False
+    "No progress."
+    numsamples: Annotated[int | None, Parameter(name="--numsamples", validator=LEAST)] = None
+    "With --dialect batching: how many requests; 100 unless told."
+    wait: Annotated[float | None, Parameter(name="--wait", validator=Number(gte=0))] = None
+    "With --dialect batching: the longest pause between two, of any length up to it; 1 second unless told."
+    selection: Annotated[Literal["random", "descend"], Parameter(name="--selection")] = "random"
+    "With --dialect batching: descend asks for the most tokens first."
+    numtokens_range: Annotated[
+        tuple[int, ...], Parameter(name="--numtokens_range", consume_multiple=True, validator=LEAST)] = ()
+    "With --dialect batching: one of these is asked for; 1 25 100 unless told."
+    prompt: str = ""
+    "With --dialect batching: one request only, with this prompt and --numtokens."
+    numtokens: Annotated[int | None, Parameter(name="--numtokens", validator=LEAST)] = None
+    "With --dialect batching and --prompt: how many tokens are asked for."
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def is_open(self) -> bool:
+        return self.workload.is_open
+
+    @property
+    def clients(self) -> int | None:
+        return None if self.is_open else self.concurrency or 8
+
+    @property
+    def target(self) -> Target:
+        options = Options(self.model, read_object(self.sampling), not self.stop_at_end)
+        return Target(self.url, DIALECTS[self.dialect], self.api_key, options, self.timeout)
+
+    @property
+    def workload(self) -> Workload:
+        study = self.dialect == "batching" and not (self.concurrency or self.rate or self.trace)
+        if self.prompt:
+            return Workload(requests=1, output_tokens=f"{self.numtokens}", only=self.prompt)
+        requests = self.requests or self.numsamples or (None if self.trace or (self.seconds and self.rate) else 100)
+        given: dict[str, Any] = {} if requests is None else {"requests": requests}
+        if self.seconds is not None and (self.rate or self.trace or study):
+            given["seconds"] = self.seconds
+        if study:
+            given["wait"] = 1.0 if self.wait is None else self.wait
+        return Workload(
+            rate=self.rate, burst=self.burst, even=self.even, trace=self.trace, speed=self.speed,
+            prompt_tokens=self.prompt_tokens, output_tokens=self._output_tokens, prompts=self.prompts,
+            shared_prefix=self.shared_prefix, prefixes=self.prefixes, adapters=self.adapters,
+            descend=self.selection == "descend", numbered=self.dialect == "batching" and not self.prompts,
+            seed=self.seed, **given)
+
+    @property
+    def _output_tokens(self) -> str:
+        if self.dialect != "batching" or self.output_tokens != "64":
+            return self.output_tokens
+        return ",".join(map(str, self.numtokens_range or (1, 25, 100)))
+
+    @property
+    def goals(self) -> Goal | None:
+        return read_goal(self.goal) if self.goal else None
+
+
+def check(settings: Settings) -> None:
+    """Before anything is asked."""
+    if settings.concurrency and (settings.rate or settings.trace):
+        raise ValueError("--concurrency is of a closed loop, --rate and --trace are of an open one: give one of them")
+    if settings.rate and settings.trace:
+        raise ValueError("--rate and --trace both say when requests are sent: give one of them")
+    if settings.seconds is not None and settings.warm_up >= settings.seconds:
+        raise ValueError(f"--warm-up {settings.warm_up:g} must be less than --seconds {settings.seconds:g}")
+    if settings.dialect != "batching" and (settings.prompt or settings.numtokens or settings.numsamples):
+        raise ValueError("--prompt, --numtokens and --numsamples are of --dialect batching")
+    if bool(settings.prompt) != bool(settings.numtokens):
+        raise ValueError("--prompt and --numtokens belong together: one request is made of both")
+    _ = settings.goals, settings.target, settings.workload
+
+
+def read_object(words: str) -> dict[str, Any]:
+    try:
+        read = json.loads(words) if words else {}
+    except ValueError as error:
+        raise ValueError(f"--sampling must be a JSON object, got {words!r}: {error}") from None
+    if not isinstance(read, dict):
+        raise ValueError(f"--sampling must be a JSON object, got {words!r}")
+    return read
+
+
+def read_goal(words: str) -> Goal:
+    """ttft=500ms,itl=50ms,e2e=10s"""
+    given: dict[str, float] = {}
+    for word in words.split(","):
+        name, _, value = word.strip().partition("=")
+        number, scale = (value[:-2], 1000.0) if value.endswith("ms") else (value.removesuffix("s"), 1.0)
+        try:
+            given[name] = float(number) / scale
+        except ValueError:
+            raise ValueError(f"--goal is such as ttft=500ms,itl=50ms,e2e=10s, got {word!r}") from None
+        if name not in {"ttft", "itl", "e2e"} or not 0 < given[name] < inf:
+            raise ValueError(f"--goal knows ttft, itl and e2e with a time above 0, got {word!r}")
+    return Goal(**given)
+
+
+def read_settings(words: list[str]) -> Settings:
+    """Raises CycloptsError and ValueError. Whoever asks for help gets it, and that is the end."""
+    app = App("weft bench", help=HELP, result_action="return_value", version_flags=[])
+    app.default(settings_of)
+    settings = app(words, exit_on_error=False, print_error=False)
+    if settings is None:
+        raise SystemExit(0)
+    assert isinstance(settings, Settings)
+    return settings
+
+
+def settings_of(settings: Settings = Settings()) -> Settings:
+    return settings
+
+
+def other(words: list[str], settings: Settings) -> Settings:
+    """The run that is compared with: the same flags, then its own, which win."""
+    own = shlex.split(settings.versus)
+    try:
+        anew = {"--versus", "--turns", *(word.partition("=")[0] for word in own if word.startswith("-"))}
+        return read_settings([*without(words, anew), *own])
+    except (CycloptsError, ValueError) as error:
+        raise ValueError(f"--versus {settings.versus!r}: {error}") from None
+
+
+def without(words: list[str], flags: set[str]) -> list[str]:
+    """Leaves flags out, with all their values. A value of --versus looks like flags itself."""
+    kept, leaving, rest = [], False, iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name == "--versus":
+            leaving = name in flags
+            kept += [] if leaving else [word]
+            kept += [value for value in ([] if equals else [next(rest)]) if not leaving]
+            continue
+        if word.startswith("--"):
+            leaving = name in flags
+        if not leaving:
+            kept.append(word)
+    return kept

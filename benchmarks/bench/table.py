@@ -1,0 +1,58 @@
+"""The figures of runs side by side, for the terminal. Knows not how they came about."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from math import isnan
+
+from benchmarks.bench.result import Result
+from benchmarks.bench.summary import SHARES, Summary
+from benchmarks.bench.versus import RATES, SPREADS, percentile_of
+from router.figures import aligned, milliseconds
+
+MOST_ERRORS, LONGEST = 3, 160  # how many errors of a run are named, and characters of one
+COUNTS: dict[str, Callable[[Summary], float]] = {
+    "fairness (Jain)": lambda summary: summary.fairness,
+    "seconds": lambda summary: summary.seconds,
+    "requests": lambda summary: summary.requests,
+    "failed": lambda summary: summary.failed,
+    "prompt tokens": lambda summary: summary.prompt_tokens,
+    "tokens": lambda summary: summary.tokens,
+}
+
+
+def table(results: Sequence[Result]) -> str:
+    """A column for each run, and below it why requests failed."""
+    lines = [f"{result.name}: {count} failed: {error}" for result in results
+             for error, count in errors(result).most_common(MOST_ERRORS)]
+    return "\n".join([aligned(rows(results)), *lines])
+
+
+def rows(results: Sequence[Result]) -> list[list[str]]:
+    """The names of the runs, then a row for each figure that one of them has."""
+    summaries = [result.summary for result in results]
+    found = [["", *(result.name for result in results)]]
+    found += [[f"{name} p{share}, ms", *map(milliseconds, map(percentile_of(spread, share), summaries))]
+              for name, spread in SPREADS.items() for share in SHARES]
+    found += [[name, *map(number, map(figure, summaries))] for name, figure in (RATES | COUNTS).items()]
+    units = dict.fromkeys(unit for result in results for unit in result.overhead)
+    found += [[f"the bench itself, {unit}", *(number(result.overhead.get(unit)) for result in results)]
+              for unit in units]
+    return [row for row in found if set(row[1:]) != {"-"}]
+
+
+def number(value: float | None) -> str:
+    """As exact as it is worth."""
+    if value is None or isnan(value):
+        return "-"
+    return f"{value:.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
+
+
+def errors(result: Result) -> Counter[str]:
+    """Of requests in the window: what servers say may be long, and hold what a terminal would obey."""
+    begin, end = result.window
+    return Counter(readable(record.error) for record in result.records if record.error and begin <= record.sent < end)
+
+
+def readable(text: str) -> str:
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]} ..."

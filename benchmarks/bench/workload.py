@@ -1,0 +1,105 @@
+"""What is asked in a run, in order: prompts, lengths, adapters and, where nobody waits for answers, moments.
+
+The same settings and seed give the same asks. Knows no server but for who counts tokens.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice, repeat, takewhile
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from benchmarks.bench.arrivals import Moment, bursts, evenly, poisson, read_trace, waits
+from benchmarks.bench.lengths import lengths
+from benchmarks.bench.prompts import Count, fit, read_prompts
+from benchmarks.bench.record import Ask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    requests: int = sys.maxsize  # the most; a trace or `seconds` may end earlier
+    seconds: float = inf  # in which they are sent, where they do not wait for each other
+    rate: float = 0.0  # requests a second; 0 where they wait for each other
+    burst: int = 1
+    even: bool = False
+    wait: float = 0.0  # the longest pause between two, as the study's client makes them
+    trace: str = ""
+    speed: float = 1.0  # of a trace
+    prompt_tokens: str = "64"
+    output_tokens: str = "64"
+    prompts: str = ""
+    shared_prefix: int = 0
+    prefixes: int = 1
+    adapters: tuple[str, ...] = ()
+    descend: bool = False
+    numbered: bool = False  # "Request 7", as the study's client asks
+    only: str = ""  # the one prompt there is
+    seed: int = 0
+    salt: str = ""  # other prompts of the same lengths at the same moments
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are sent whatever became of those before."""
+        return bool(self.rate or self.wait or self.trace)
+
+
+async def make(workload: Workload, count: Count) -> list[Ask]:
+    random = Random(workload.seed)
+    moments = read_trace(Path(workload.trace)) if workload.trace else []
+    times = list(islice(takewhile(lambda at: at < workload.seconds,
+                                  times_of(workload, moments, Random(f"when {workload.seed}"))), workload.requests))
+    sizes = list(islice(lengths_of(workload, moments, random), len(times)))
+    if workload.descend:
+        sizes.sort(key=lambda size: size[1], reverse=True)
+    texts = await prompts_of(workload, [prompt for prompt, _ in sizes], count)
+    rows = zip(times, sizes, texts, cycle(workload.adapters or ("",)), strict=False)
+    return [Ask(number, text.prompt, text.output_tokens or output, text.prompt_tokens, adapter, at)
+            for number, (at, (_, output), text, adapter) in enumerate(rows)]
+
+
+def lengths_of(workload: Workload, moments: Sequence[Moment], random: Random) -> Iterator[tuple[int, int]]:
+    if moments:
+        return ((moment.prompt_tokens, moment.output_tokens) for moment in moments)
+    prompt, output = lengths(workload.prompt_tokens), lengths(workload.output_tokens)
+    return ((prompt(random), output(random)) for _ in repeat(None))
+
+
+def times_of(workload: Workload, moments: Sequence[Moment], random: Random) -> Iterator[float]:
+    if moments:
+        return (moment.at / workload.speed for moment in moments)
+    if workload.wait:
+        return waits(workload.wait, random)
+    if not workload.rate:
+        return repeat(0.0)
+    if workload.even:
+        return evenly(workload.rate)
+    return bursts(workload.rate, workload.burst, random) if workload.burst > 1 else poisson(workload.rate, random)
+
+
+class Text(NamedTuple):
+    prompt: str
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None  # where it says how long its answer should be
+
+
+async def prompts_of(workload: Workload, sizes: Sequence[int], count: Count) -> list[Text]:
+    random = Random(f"what {workload.seed} {workload.salt}")
+    if workload.only:
+        return [Text(workload.only)] * len(sizes)
+    if workload.prompts:
+        found = cycle(read_prompts(Path(workload.prompts)))
+        return [Text(prompt, None, own) for prompt, own in islice(found, len(sizes))]
+    if workload.numbered:
+        return [Text(f"Request {number}") for number in range(len(sizes))]
+    prefixes = [await fit(f"{letter_of(number)}{workload.salt}", workload.shared_prefix, count, random)
+                for number in range(workload.prefixes)] if workload.shared_prefix else [""]
+    texts = [await fit(f"{prefix} {workload.salt}{number}".strip(), size, count, random)
+             for number, (size, prefix) in enumerate(zip(sizes, cycle(prefixes), strict=False))]
+    return [Text(text, await count(text)) for text in texts]
+
+
+def letter_of(number: int) -> str:
+    return chr(ord("A") + number % 26) * (1 + number // 26)

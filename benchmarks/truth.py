@@ -1,0 +1,129 @@
+"""Whether `weft bench` tells the truth: what it says of a server whose shard takes a fixed time for every step.
+
+A simulated shard notes begin and end of every step. What a token's time really was is the end of the step that made it,
+and from one token to the next it is the time between two steps. `--help` tells the settings. The last line is JSON.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import cycle
+from statistics import mean, median
+from time import perf_counter
+from typing import Annotated
+
+import cyclopts
+import uvloop
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from benchmarks.bench.client import Target
+from benchmarks.bench.dialects import DIALECTS
+from benchmarks.bench.load import drive
+from benchmarks.bench.prompts import count_words
+from benchmarks.bench.record import Record
+from benchmarks.bench.summary import summary
+from benchmarks.bench.workload import Workload, make
+from benchmarks.processes import HOST, SHARD, NotStarted, serving
+from benchmarks.saved import hardware, tell, today
+from router.figures import aligned
+
+WARM_UP = 0.5
+
+
+@Parameter(name="*", negative="")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    streams: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (1, 8, 64)
+    "How many clients ask at once; one point for each number."
+    step_ms: Annotated[float, Parameter(validator=Number(gt=0))] = 100.0
+    "How long a step takes."
+    tokens: Annotated[int, Parameter(validator=Number(gte=2))] = 40
+    "How many tokens every request asks for."
+    seconds: Annotated[float, Parameter(validator=Number(gt=WARM_UP))] = 15.0
+    "How long each point is measured."
+    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
+    "How often; the figures are medians."
+    save: bool = False
+    "Keep what is printed under benchmarks/results."
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What was said, by what is true, less 1."""
+
+    streams: int
+    first_token: float
+    between_tokens: float
+    throughput: float
+    first_token_ms: float  # as it was said
+    between_tokens_ms: float
+    tokens_per_second: float
+
+
+async def measure(port: int, streams: int, settings: Settings) -> tuple[list[Record], float]:
+    """What was noted, and when the clock of the records began."""
+    workload = Workload(requests=4 * streams, prompt_tokens="6", output_tokens=f"{settings.tokens}")
+    asks = await make(workload, count_words)
+    began = perf_counter()
+    target = Target(f"http://{HOST}:{port}", DIALECTS["tgi"])
+    return await drive(target, cycle(asks), streams, seconds=settings.seconds), began
+
+
+def compare(streams: int, records: Sequence[Record], steps: Sequence[float], began: float, seconds: float) -> Point:
+    """`steps` are begin and end of each in turn."""
+    ends = [end - began for end in steps[1::2]]
+    here = [end for end in ends if WARM_UP <= end < seconds]
+    period = (here[-1] - here[0]) / (len(here) - 1)
+    said = summary(records, (WARM_UP, seconds))
+    made = [(record.sent, ends[bisect_right(ends, record.times[0]) - 1]) for record in records
+            if WARM_UP <= record.sent < seconds]
+    first = mean(end - sent for sent, end in made)
+    tokens = records[0].num_tokens
+    rate = streams * tokens / (first + (tokens - 1) * period)
+    gap, rest = said.between_tokens.mean, said.first_token.mean
+    return Point(streams, rest / first - 1, gap / period - 1, said.tokens_per_second / rate - 1,
+                 1000 * rest, 1000 * gap, said.tokens_per_second)
+
+
+def middle(points: Sequence[Point]) -> Point:
+    first = asdict(points[0])
+    return Point(**{name: median(getattr(point, name) for point in points) for name in first})
+
+
+def run(settings: Settings) -> list[Point]:
+    found: dict[int, list[Point]] = {streams: [] for streams in settings.streams}
+    shard = {"simulated": SHARD | {"seconds_per_step": settings.step_ms / 1000}}
+    for streams in [*settings.streams] * settings.repeat:
+        with serving(2, shard=shard) as server:
+            records, began = uvloop.run(measure(server.port, streams, settings))
+            found[streams].append(compare(streams, records, server.step_times(), began, settings.seconds))
+    return [middle(points) for points in found.values()]
+
+
+def table(points: Sequence[Point]) -> str:
+    rows = [["streams", "first token", "between tokens", "tokens/s", "first token, ms", "between, ms", "tokens/s"]]
+    rows += [[f"{point.streams:.0f}", *(f"{share:+.2%}" for share in (
+        point.first_token, point.between_tokens, point.throughput)), f"{point.first_token_ms:.2f}",
+        f"{point.between_tokens_ms:.3f}", f"{point.tokens_per_second:.1f}"] for point in points]
+    return aligned(rows)
+
+
+def truth(settings: Settings = Settings()) -> None:
+    """How far off `weft bench` is, against a shard whose steps take a fixed time."""
+    points, date = run(settings), today()
+    whole = {"benchmark": "truth", "date": date, "hardware": hardware(), "settings": asdict(settings),
+             "points": [asdict(point) for point in points]}
+    tell(date, "truth", f"{table(points)}\n{json.dumps(whole)}", keep=settings.save)
+
+
+def main() -> None:
+    try:
+        cyclopts.run(truth)
+    except NotStarted as error:
+        raise SystemExit(f"benchmarks.truth: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Tests of benchmarks/bench/load.py and client.py, against a server that answers as it is told."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from benchmarks.bench.client import Target
+from benchmarks.bench.dialects import DIALECTS
+from benchmarks.bench.load import drive
+from benchmarks.bench.record import Ask, Record
+
+
+class House:
+    """Speaks TGI's dialect and the study's. Answers `max_new_tokens` times, each when it may."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.here = self.most = 0
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        asked = await request.json()
+        self.asked.append(asked)
+        if asked["inputs"] == "refuse":
+            return web.json_response({"error": "too long", "error_type": "validation"}, status=422)
+        if asked["inputs"] == "hang":
+            await asyncio.Event().wait()
+        self.here += 1
+        self.most = max(self.most, self.here)
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for number in range(count := asked["parameters"]["max_new_tokens"]):
+            details = {"generated_tokens": count, "input_length": 3} if number == count - 1 else None
+            event = {"token": {"id": 1}, "generated_text": details and "all", "details": details}
+            await answer.write(f"data:{json.dumps(event)}\n\n".encode())
+        if asked["inputs"] == "fail":
+            await answer.write(b'data:{"error": "the shard died", "error_type": "generation"}\n\n')
+        self.here -= 1
+        return answer
+
+    async def inference(self, request: web.Request) -> web.Response:
+        self.asked.append(await request.json())
+        return web.json_response({"completion": "all"})
+
+
+def play(asks: list[Ask], dialect: str = "tgi", timeout: float = 10.0, **how: Any) -> tuple[list[Record], House]:
+    async def told() -> tuple[list[Record], House]:
+        house, app = House(), web.Application()
+        app.add_routes([web.post("/generate_stream", house.stream), web.post("/inference", house.inference)])
+        runner = web.AppRunner(app, handler_cancellation=True)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            return await drive(Target(url, DIALECTS[dialect], timeout=timeout), asks, **how), house
+        finally:
+            await runner.cleanup()
+    return asyncio.run(asyncio.wait_for(told(), 20.0))
+
+
+def some(count: int, prompt: str = "say", at: Callable[[int], float] = lambda _: 0.0) -> list[Ask]:
+    return [Ask(number, prompt, 5 + number, at=at(number)) for number in range(count)]
+
+
+def test_every_token_is_noted_when_it_came() -> None:
+    [record], _ = play(some(1), concurrency=1)
+    assert (len(record.times), record.num_tokens, record.prompt_tokens, record.status, record.error) == (
+        5, 5, 3, 200, "")
+    assert 0 <= record.sent <= record.times[0] <= record.times[-1] <= record.ended
+
+
+def test_so_many_clients_take_turns() -> None:
+    records, house = play(some(20), concurrency=3)
+    assert {record.num_tokens for record in records} == set(range(5, 25))
+    assert house.most <= 3
+
+
+def test_no_request_is_sent_before_its_moment() -> None:
+    records, _ = play(some(5, at=lambda number: 0.02 * number))
+    assert all(record.sent >= record.ask.at - 0.001 for record in records)
+
+
+def test_clients_that_have_no_time_left_ask_nothing() -> None:
+    records, house = play(some(5), concurrency=2, seconds=-1.0)
+    assert records == [] == house.asked
+
+
+@pytest.mark.parametrize(("prompt", "reason"), [
+    ("refuse", "422: too long"), ("fail", "the shard died"), ("hang", "no answer within 0.3 s")])
+def test_what_goes_wrong_is_in_the_record_and_nobody_else_is_affected(prompt: str, reason: str) -> None:
+    records, _ = play([*some(3), Ask(9, prompt, 5)], concurrency=4, timeout=0.3 if prompt == "hang" else 10.0)
+    assert sorted(record.error for record in records) == ["", "", "", reason]
+
+
+def test_a_server_that_is_not_there_is_in_every_record() -> None:
+    records = asyncio.run(drive(Target("127.0.0.1:1", DIALECTS["tgi"]), some(2)))
+    assert [record.error.partition(":")[0] for record in records] == ["nobody answers at 127.0.0.1"] * 2
+
+
+def test_an_answer_that_is_not_streamed_has_as_many_tokens_as_were_asked_for() -> None:
+    [record], house = play(some(1), "batching", concurrency=1)
+    assert (record.num_tokens, list(record.times), record.first_token) == (5, [], None)
+    assert house.asked == [{"prompt": "say", "num_tokens": 5}]
+
+
+class Onlooker:
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def sent(self, record: Record) -> None:
+        self.seen.append("sent")
+
+    def token(self, record: Record) -> None:
+        self.seen.append("token")
+
+    def ended(self, record: Record) -> None:
+        self.seen.append("ended")
+
+
+def test_who_looks_on_sees_everything() -> None:
+    onlooker = Onlooker()
+    play(some(1), concurrency=1, watch=onlooker)
+    assert onlooker.seen == ["sent", *["token"] * 5, "ended"]

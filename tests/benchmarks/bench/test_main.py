@@ -1,0 +1,92 @@
+"""Tests of benchmarks/bench/__main__.py: the program as users call it, against a simulated shard."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench import __main__ as program
+from benchmarks.processes import HOST, SHARD, serving
+
+Bench = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    shard = {"simulated": SHARD | {"seconds_per_step": 0.001}}
+    with serving(2, shard=shard, settings={"dialect": "batching"}) as server:
+        yield f"http://{HOST}:{server.port}"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bench:
+    """Runs it to its end: exit code, output, errors."""
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["bench", *words])
+        with pytest.raises(SystemExit) as ended:
+            raise SystemExit(program.main() or 0)
+        return (ended.value.code, *capsys.readouterr())
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fonts")
+@pytest.mark.parametrize("dialect", ["tgi", "openai", "openai-chat", "batching"])
+def test_every_dialect_is_measured_and_kept(bench: Bench, url: str, dialect: str, tmp_path: Path) -> None:
+    paths = {kind: tmp_path / kind for kind in ("json", "csv", "html")}
+    code, out, _ = bench(
+        "--url", url, "--dialect", dialect, "--concurrency", "4", "--requests", "12", "--prompt-tokens", "12",
+        "--output-tokens", "7", *(f"--{kind}={path}" for kind, path in paths.items()))
+    assert (code, "end to end p50, ms" in out, "the bench itself, % of a core" in out) == (0, True, True)
+    [result] = json.loads(paths["json"].read_text())["results"]
+    assert {(record["num_tokens"], record["error"]) for record in result["records"]} == {(7, "")}
+    assert len(paths["csv"].read_text().splitlines()) == 13
+    assert "<svg" in paths["html"].read_text()
+
+
+@pytest.mark.slow
+def test_prompts_have_as_many_tokens_as_the_server_counts(bench: Bench, url: str, tmp_path: Path) -> None:
+    path = tmp_path / "json"
+    bench("--url", url, "--dialect", "openai", "--requests", "5", "--prompt-tokens", "9-80", "--output-tokens", "2",
+          "--quiet", "--json", str(path))
+    records = json.loads(path.read_text())["results"][0]["records"]
+    assert all(record["prompt_tokens"] == record["ask"]["prompt_tokens"] for record in records)
+
+
+@pytest.mark.slow
+def test_two_runs_take_turns_and_are_compared(bench: Bench, url: str) -> None:
+    code, out, err = bench("--url", url, "--rate", "200", "--requests", "6", "--output-tokens", "3", "--turns", "2",
+                           "--versus", "--output-tokens 6")
+    assert (code, err.count("sent 6")) == (0, 4)
+    assert out.split("\n")[0].split() == ["A1", "B1", "A2", "B2"]
+    assert "B / A" in out
+
+
+@pytest.mark.slow
+def test_a_time_may_be_filled_with_fewer_prompts(bench: Bench, url: str) -> None:
+    assert bench("--url", url, "--requests", "2", "--output-tokens", "2", "--seconds", "0.2", "--quiet")[0] == 0
+
+
+@pytest.mark.slow
+def test_a_key_is_not_kept(bench: Bench, url: str, tmp_path: Path) -> None:
+    path = tmp_path / "json"
+    bench("--url", url, "--requests", "2", "--api-key", "sk-secret", "--versus", "--api-key=sk-secret --seed 3",
+          "--turns", "1", "--quiet", "--json", str(path))
+    assert "sk-secret" not in path.read_text()
+
+
+@pytest.mark.parametrize(("words", "code", "reason"), [
+    (("--rate", "x"), 2, "--rate"), (("--goal", "fast"), 2, "--goal is such as"),
+    (("--url", "127.0.0.1:1"), 1, "nobody answers at 127.0.0.1:1"),
+    (("--url", "127.0.0.1:1", "--trace", "/nowhere"), 1, "/nowhere")])
+def test_what_is_wrong_is_one_line(bench: Bench, words: tuple[str, ...], code: int, reason: str) -> None:
+    ended, out, err = bench(*words)
+    assert (ended, out, err.count("\n"), reason in err) == (code, "", 1, True)
+
+
+@pytest.mark.slow
+def test_when_every_request_fails_it_is_said(bench: Bench, url: str) -> None:
+    code, out, err = bench("--url", url, "--requests", "3", "--output-tokens", "2", "--sampling", '{"top_p": 7}',
+                           "--quiet")
+    assert (code, "every request failed" in err, "3 failed: " in out) == (1, True, True)

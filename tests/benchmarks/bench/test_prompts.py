@@ -1,0 +1,62 @@
+"""Tests of benchmarks/bench/prompts.py."""
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.bench.prompts import count_words, counted_by_tokenizer, fit, length, read_prompts
+from benchmarks.checkpoint import byte_tokenizer
+
+
+async def count_pieces(text: str) -> int:
+    """As tokenizers do: long words are several tokens, and one more begins the text."""
+    return 1 + sum(1 + len(word) // 4 for word in text.split())
+
+
+async def count_bytes(text: str) -> int:
+    return len(text.encode())
+
+
+@settings(max_examples=50)
+@given(st.integers(4, 400), st.integers(0, 1000), st.sampled_from([count_words, count_pieces, count_bytes]))
+def test_a_prompt_has_as_many_tokens_as_it_should(wanted: int, seed: int, count) -> None:
+    text = asyncio.run(fit("7", wanted, count, Random(seed)))
+    assert asyncio.run(count(text)) == wanted
+    assert text.startswith("7")
+
+
+def test_a_prompt_is_no_shorter_than_its_beginning() -> None:
+    assert asyncio.run(fit("this is shared by all", 2, count_words, Random(0))) == "this is shared by all"
+
+
+def test_a_tokenizer_at_hand_counts(tmp_path: Path) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    assert asyncio.run(counted_by_tokenizer(str(tmp_path))("abc")) == 3
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--tokenizer: cannot read .*nothing"):
+        counted_by_tokenizer(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("answer", [[{"id": 1}, {"id": 2}], {"count": 2, "tokens": None}, {"tokens": [1, 2]}])
+def test_servers_count_in_several_shapes(answer) -> None:
+    assert length(answer) == 2
+
+
+def test_prompts_are_read_as_text_strings_or_objects(tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_text('Say {this}\n\n"two\\nlines"\n{"prompt": "three", "output_tokens": 5}\n{not JSON\n')
+    assert read_prompts(path) == [("Say {this}", None), ("two\nlines", None), ("three", 5), ("{not JSON", None)]
+
+
+@pytest.mark.parametrize(("text", "reason"), [("", "holds no prompt"), ('{"text": 1}', "no text as `prompt`")])
+def test_a_file_without_prompts_is_said(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "prompts"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=reason):
+        read_prompts(path)

@@ -1,0 +1,50 @@
+"""Tests of benchmarks/truth.py."""
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks.bench.record import Ask, Record
+from benchmarks.truth import Point, compare, middle, table
+
+STEP, TOKENS, SECONDS = 0.02, 10, 5.0
+BEGAN = 100.0  # of the records, by the clock of the steps
+
+
+def steps() -> list[float]:
+    return [moment for number in range(400) for moment in (BEGAN + STEP * number, BEGAN + STEP * (number + 1))]
+
+
+def records(late: float = 0.0) -> list[Record]:
+    """A stream whose requests take three steps to their first token; whoever tells it is late by so much."""
+    made, sent = [], 0.0
+    while sent < SECONDS:
+        first = sent + 3 * STEP
+        times = array("d", (first + STEP * number + late for number in range(TOKENS)))
+        made.append(Record(Ask(len(made), "a", TOKENS), sent, times[-1], times, TOKENS))
+        sent = first + STEP * (TOKENS - 1)
+    return made
+
+
+def compared(told: Sequence[Record]) -> Point:
+    return compare(1, told, steps(), BEGAN, SECONDS)
+
+
+def test_who_tells_the_truth_is_not_off() -> None:
+    point = compared(records(late=1e-9))
+    assert (point.first_token, point.between_tokens) == (pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))
+    assert point.throughput == pytest.approx(0, abs=0.03)  # a window holds no whole number of requests
+
+
+def test_who_is_late_is_off_by_as_much() -> None:
+    assert compared(records(late=0.003)).first_token == pytest.approx(0.003 / (3 * STEP), rel=1e-3)
+
+
+def test_the_middle_of_points_is_that_of_each_figure() -> None:
+    points = [Point(1, 0.1, 0.2, 0.3, 1, 2, 3), Point(1, 0.3, 0.1, 0.2, 3, 1, 2), Point(1, 0.2, 0.3, 0.1, 2, 3, 1)]
+    assert middle(points) == Point(1, 0.2, 0.2, 0.2, 2, 2, 2)
+
+
+def test_a_point_is_a_row() -> None:
+    assert "+10.00%" in table([Point(8, 0.1, 0.2, 0.3, 1, 2, 3)]).splitlines()[1]
