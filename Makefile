@@ -7,7 +7,7 @@
 .ONESHELL:
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-clients gpu-wheels gpu-check check proto proto-check docs bench dist stats clean
+.PHONY: help run test test-long test-clients gpu-wheels gpu-check check proto proto-check docs bench study dist stats clean
 
 PYTHON :=
 PIP_ARGS :=
@@ -68,6 +68,7 @@ help:
 	make proto-check   whether shard/pb is what make proto would write
 	make docs          write docs/configuration.md from the settings
 	make bench         what the router costs per token (ARGS="flags of benchmarks.router")
+	make study         policies of batching side by side (ARGS="flags of benchmarks.study batching")
 	make dist          build a wheel, with the model that comes with weft, in dist/
 	make stats         sizes of files and functions
 	make clean         remove what make has made here
@@ -179,6 +180,9 @@ docs: .venv/ready
 
 bench: .venv/ready
 	@$(VENV) -m benchmarks.router $(ARGS)
+
+study: .venv/ready
+	@$(VENV) -m benchmarks.study batching $(ARGS)
 
 # With what the set-up has installed, so that it works without a network.
 dist: .venv/ready

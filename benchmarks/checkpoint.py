@@ -17,12 +17,17 @@ from tokenizers import decoders, models, pre_tokenizers
 
 NUM_DRAWN = 10_000_019  # a prime, so that rows of a matrix differ
 SPREAD = 0.02  # standard deviation of the weights
+NORMS = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")  # the ends of their names
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 768,
         "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 4096,
         "max_position_embeddings": 4096, "rope_theta": 10000.0, "rms_norm_eps": 1e-06, "hidden_act": "silu",
         "tie_word_embeddings": True, "torch_dtype": "float32", "eos_token_id": 256},
+    "gpt2-medium": {
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16,
+        "n_positions": 1024, "vocab_size": 50257, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-05,
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16", "eos_token_id": 256},
     "qwen2.5-0.5b": {
         "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864,
         "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,
@@ -44,6 +49,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16", "eos_token_id": 256},
 }
 
+LLAMAS = tuple(name for name, shape in SHAPES.items() if "hidden_size" in shape)  # sizes and linears named as there
+
 
 def make(shape: str, folder: Path) -> Path:
     """The folder, with everything that serving needs; what is there is kept."""
@@ -59,7 +66,10 @@ def make(shape: str, folder: Path) -> Path:
 
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the tensors of a Llama or Qwen 2."""
+    """Names and shapes of the tensors of a GPT-2, Llama or Qwen 2."""
+    if config["model_type"] == "gpt2":
+        yield from gpt2_tensors(config)
+        return
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
     queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
@@ -81,6 +91,27 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "lm_head.weight", (config["vocab_size"], hidden)
 
 
+def gpt2_tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Weights lie as [in, out]."""
+    hidden = config["n_embd"]
+    yield "transformer.wte.weight", (config["vocab_size"], hidden)
+    yield "transformer.wpe.weight", (config["n_positions"], hidden)
+    for layer in range(config["n_layer"]):
+        name = f"transformer.h.{layer}"
+        for part, inputs, outputs in (("attn.c_attn", hidden, 3 * hidden), ("attn.c_proj", hidden, hidden),
+                                      ("mlp.c_fc", hidden, 4 * hidden), ("mlp.c_proj", 4 * hidden, hidden)):
+            yield f"{name}.{part}.weight", (inputs, outputs)
+            yield f"{name}.{part}.bias", (outputs,)
+        for norm in ("ln_1", "ln_2"):
+            yield from layer_norm(f"{name}.{norm}", hidden)
+    yield from layer_norm("transformer.ln_f", hidden)
+
+
+def layer_norm(name: str, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (hidden,)
+    yield f"{name}.bias", (hidden,)
+
+
 def write_tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     """The safetensors format: the length of the header, the header, the bytes of all tensors."""
     header, end = {}, 0
@@ -94,7 +125,7 @@ def write_tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, shape in shapes.items():
             size = 2 * prod(shape)
-            for piece in [ones[:size]] if name.endswith("norm.weight") else noise.pieces(size):
+            for piece in [ones[:size]] if name.endswith(NORMS) else noise.pieces(size):
                 file.write(piece)
 
 

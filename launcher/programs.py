@@ -111,9 +111,9 @@ def left_to_the_child(number: signal.Signals) -> Iterator[None]:
 
 
 def run_words(name: str, words: Sequence[str]) -> NoReturn:
-    """A program with a command line of its own."""
-    with left_to_the_child(signal.SIGINT):
-        raise SystemExit(subprocess.run([*python_module(name), *words], check=False).returncode)
+    """A program with a command line of its own takes our place."""
+    command = [*python_module(name), *words]
+    os.execv(command[0], command)
 
 
 def run_module(name: str, secrets: Mapping[str, str] | None = None, /, **order: Any) -> NoReturn:

@@ -5,7 +5,7 @@ Knows no figure by its meaning.
 
 import json
 import platform
-import re
+import resource
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -20,16 +20,18 @@ import uvloop
 from cyclopts import CycloptsError
 
 from benchmarks.bench import shards
+from benchmarks.bench.arrivals import read_trace
 from benchmarks.bench.client import Target
 from benchmarks.bench.http import NoAnswer, Server
 from benchmarks.bench.load import drive
 from benchmarks.bench.overhead import measured
+from benchmarks.bench.plots import drawing
 from benchmarks.bench.progress import Progress, showing
-from benchmarks.bench.prompts import counter
-from benchmarks.bench.record import Ask
+from benchmarks.bench.prompts import counter, read_prompts
+from benchmarks.bench.record import Ask, Record
 from benchmarks.bench.report import html
 from benchmarks.bench.result import Result, to_csv, to_json
-from benchmarks.bench.settings import Settings, other, read_settings
+from benchmarks.bench.settings import Settings, other, read_settings, shown
 from benchmarks.bench.summary import summary
 from benchmarks.bench.table import table
 from benchmarks.bench.versus import Ratio, compared, ratio_table
@@ -43,87 +45,136 @@ class Failed(Exception):
     """Nothing was measured."""
 
 
-async def measure(settings: Settings, name: str, command: str, salt: str) -> Result:
+async def measure(settings: Settings, name: str, command: str, salt: str, results: list[Result]) -> None:
+    """What was answered is a result also where this ends early."""
     asks, facts = await prepared(settings, salt)
+    given = asdict(settings) | {"api_key": "", "versus": shown(shlex.split(settings.versus))}
+    records: list[Record] = []
     progress = Progress()
-    async with nullcontext() if settings.quiet else showing(progress), measured() as overhead:
-        records = await drive(settings.target, asks, settings.clients, seconds=settings.seconds, watch=progress)
-    end = max(record.ended for record in records)
-    window = settings.warm_up, end if settings.seconds is None else min(end, settings.seconds)
-    given = asdict(settings) | {"api_key": "", "versus": masked(settings.versus)}
-    return Result(name, command, given, today(), hardware(), facts, summary(records, window, settings.goals), records,
-                  overhead.told(records, is_open=settings.is_open), window)
+    try:
+        async with nullcontext() if settings.quiet else showing(progress), measured() as overhead:
+            await drive(settings.target, asks, settings.clients, seconds=settings.seconds, watch=progress,
+                        records=records)
+    finally:
+        if records:
+            window = settings.warm_up, end_of(settings, records)
+            results.append(Result(
+                name, command, given, today(), hardware(), facts, summary(records, window, settings.goals), records,
+                overhead.told(records, is_open=settings.is_open), window))
+    if not records:
+        raise Failed("nothing was asked: --seconds were over before")
+    if window[1] <= window[0]:
+        raise Failed(f"everything was over after {window[1]:.1f} s, within --warm-up {settings.warm_up:g}")
+
+
+def end_of(settings: Settings, records: Sequence[Record]) -> float:
+    """Of the window: what comes behind --seconds does not count, unless there was nothing to send before."""
+    last = max(record.ended for record in records)
+    if settings.seconds is None:
+        return last
+    runs_dry = settings.is_open and (settings.requests is not None or settings.trace)
+    return min(settings.seconds, last) if runs_dry else settings.seconds
 
 
 async def prepared(settings: Settings, salt: str) -> tuple[Iterable[Ask], dict[str, str]]:
     """What is going to be asked, and what the server says of itself. A time that is to be filled needs more asks than
-    anybody can count."""
-    target, server = settings.target, Server(settings.url)
+    anybody can count: they come again."""
+    target, server = settings.target, Server(settings.address)
     try:
+        facts = await what_it_says(server, target)
         counted, unit = await counter(server, target.dialect, target.options, target.fields, settings.tokenizer)
         asks = await make(replace(settings.workload, salt=salt), counted)
-        facts = {"weft": version("weft"), "python": platform.python_version(), "lengths are of": unit}
-        facts |= await what_it_says(server, target)
     finally:
         server.close()
     if not asks:
         raise Failed("nothing would be asked: --seconds ends before the first request is sent")
+    facts = {"weft": version("weft"), "python": platform.python_version(), "lengths are of": unit, **facts}
     return (asks if settings.is_open or settings.seconds is None else cycle(asks)), facts
 
 
 async def what_it_says(server: Server, target: Target) -> dict[str, str]:
     """Of its model and version, where it says so."""
-    pieces: list[bytes] = []
-    status = await server.exchange(server.request("GET", "/info", target.fields, b""),
-                                   lambda _, piece, __: pieces.append(piece))
+    status, answer = await server.whole(server.request("GET", "/info", target.fields, b""))
     try:
-        told = json.loads(b"".join(pieces)) if status == 200 else {}
+        told = json.loads(answer) if status == 200 else {}
     except ValueError:
         told = {}
     names = "model_id", "version", "model_dtype", "model_device_type"
     return {f"server: {name}": str(told[name]) for name in names if isinstance(told, dict) and told.get(name)}
 
 
-async def in_turn(settings: Settings, second: Settings | None, command: str) -> list[Result]:
-    """A run, or A B A B. Each asks what the others do in other words, which no cache knows."""
+async def in_turn(settings: Settings, second: Settings | None, command: str, results: list[Result]) -> None:
+    """A run, or A B A B. Each asks what the others do in other words, which no cache knows, where words are ours."""
     if second is None:
-        return [await measure(settings, settings.url, command, "")]
-    results = []
+        await measure(settings, settings.address, command, "", results)
+        return
     for turn in range(1, settings.turns + 1):
         for name, one in (("A", settings), ("B", second)):
-            results.append(await measure(replace(one, seed=one.seed + turn), f"{name}{turn}", command,
-                                         f"{name.lower()}{turn}-"))
-    return results
-
-
-def masked(command: str) -> str:
-    """Keys are secret, and results are shown around."""
-    return re.sub(r"(--api-key[= ]+)[^\s']+", r"\1...", command)
+            await measure(replace(one, seed=one.seed + turn), name, command, f"{name.lower()}{turn}-", results)
 
 
 def ratios(results: Sequence[Result]) -> list[Ratio]:
-    pairs = zip(results[::2], results[1::2], strict=True)
+    """Of whole turns."""
+    pairs = zip(results[::2], results[1::2], strict=False)
     return compared([(first.summary, second.summary) for first, second in pairs])
 
 
-def tell(settings: Settings, results: Sequence[Result], comparison: Sequence[Ratio]) -> None:
-    print(table(results))
+def notes(settings: Settings, second: Settings | None, results: Sequence[Result]) -> list[str]:
+    """What the reader of the figures should know of how they came about."""
+    found = []
+    asked = [record.ask.number for record in results[0].records]
+    if settings.workload.is_salted and len(set(asked)) < len(asked):
+        found.append(f"{len(set(asked))} prompts came again and again (--requests): a server's cache may know them")
+    if second and not (settings.workload.is_salted and second.workload.is_salted):
+        found.append("all turns asked the same prompts: what one computed another may find in the server's cache")
+    return found
+
+
+def tell(settings: Settings, second: Settings | None, results: Sequence[Result]) -> None:
+    """What is cheap first."""
+    print(table(results), *notes(settings, second, results), sep="\n")
+    comparison = ratios(results) if second and len(results) > 1 else []
     if comparison:
-        print(f"\nA: {settings.url}\nB: {masked(settings.versus)}\n{ratio_table(comparison)}")
-    pages = {settings.json: to_json, settings.html: html}
-    for path, page in pages.items():
-        if path:
-            Path(path).write_text(page(results, comparison))
+        print(f"\nA: {settings.address}\nB: {shown(shlex.split(settings.versus))}\n{ratio_table(comparison)}")
     if settings.csv:
         Path(settings.csv).write_text(to_csv(results))
+    if settings.json:
+        Path(settings.json).write_text(to_json(results, comparison))
+    if settings.html:
+        Path(settings.html).write_text(html(results, comparison))
+
+
+def check_places(settings: Settings) -> None:
+    """Before anything is asked: what is to be read can be, and what comes of it can be kept."""
+    if settings.trace:
+        read_trace(Path(settings.trace))
+    if settings.prompts:
+        read_prompts(Path(settings.prompts))
+    for path in filter(None, (settings.csv, settings.json, settings.html)):
+        with Path(path).open("a"):
+            pass
+    if settings.html:
+        drawing()
+
+
+def allow_connections() -> None:
+    """As many as the system lets us have: whoever sends without waiting needs one for each request."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def bench(words: list[str]) -> None:
     settings = read_settings(words)
     second = other(words, settings) if settings.versus else None
-    command = masked(shlex.join(["weft", "bench", *words]))
-    results = uvloop.run(in_turn(settings, second, command))
-    tell(settings, results, ratios(results) if second else ())
+    check_places(settings)
+    check_places(second or settings)
+    allow_connections()
+    results: list[Result] = []
+    try:
+        uvloop.run(in_turn(settings, second, shown(["weft", "bench", *words]), results))
+    finally:
+        if results:
+            tell(settings, second, results)
     if all(record.error for result in results for record in result.records):
         raise Failed("every request failed")
 

@@ -5,8 +5,9 @@ A rate is of requests, also where they come in bursts.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import isfinite
 from pathlib import Path
 from random import Random
 
@@ -47,14 +48,28 @@ class Moment:
 
 def read_trace(path: Path) -> list[Moment]:
     """JSON lines with `at`, `prompt_tokens` and `output_tokens`, as `weft simulate` reads them."""
-    moments = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        try:
-            read = json.loads(line)
-            moments.append(Moment(float(read["at"]), int(read["prompt_tokens"]), int(read["output_tokens"])))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}, line {number} is not an object with at, prompt_tokens and output_tokens: "
-                             f"{error!r}") from None
-    first = min((moment.at for moment in moments), default=0.0)
-    return sorted((Moment(moment.at - first, moment.prompt_tokens, moment.output_tokens) for moment in moments),
-                  key=lambda moment: moment.at)
+    moments = [moment_of(line, f"{path}, line {number}") for number, line in enumerate(lines_of(path), 1)
+               if line.strip()]
+    if not moments:
+        raise ValueError(f"{path} holds no request")
+    first = min(moment.at for moment in moments)
+    return sorted((replace(moment, at=moment.at - first) for moment in moments), key=lambda moment: moment.at)
+
+
+def moment_of(line: str, where: str) -> Moment:
+    try:
+        read = json.loads(line)
+        moment = Moment(float(read["at"]), int(read["prompt_tokens"]), int(read["output_tokens"]))
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        raise ValueError(f"{where} is not an object with at, prompt_tokens and output_tokens: {error!r}") from None
+    if not isfinite(moment.at) or min(moment.prompt_tokens, moment.output_tokens) < 1:
+        raise ValueError(f"{where}: `at` is a number of seconds, and both lengths are at least 1")
+    return moment
+
+
+def lines_of(path: Path) -> list[str]:
+    """Of a text, of which only line feeds are the ends."""
+    try:
+        return path.read_text("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error}") from None

@@ -64,6 +64,7 @@ class Client:
         except TimeoutError:
             record.error = f"no answer within {target.timeout:g} s"
         record.ended = perf_counter() - self._began
+        record.num_tokens = record.num_tokens or len(record.times)
         record.error = record.error[:LONGEST_ERROR]
         if self._watch is not None:
             self._watch.ended(record)
@@ -83,8 +84,11 @@ class Answer:
         if status != 200 or not self._dialect.streamed:
             self._pieces.append(piece)
             return
-        for part in self._events.heard(piece):
-            self._note(part, now - self._began)
+        try:
+            for part in self._events.heard(piece):
+                self._note(part, now - self._began)
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise NoAnswer(f"an event that cannot be read: {error!r}") from None
 
     def _note(self, part: Part, at: float) -> None:
         record = self._record
@@ -108,8 +112,6 @@ class Answer:
             record.num_tokens = record.ask.output_tokens
         elif not record.times and not record.error:
             record.error = "an answer without a token"
-        else:
-            record.num_tokens = record.num_tokens or len(record.times)
 
 
 def error_in(body: bytes) -> str:

@@ -4,7 +4,7 @@ An answer is heard in pieces, when they come. Knows nothing of connections or of
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -56,8 +56,8 @@ def lorax_body(ask: Ask, options: Options) -> Body:
 
 
 def read_tgi(event: Any) -> Part:
-    if "error" in event:
-        return Part(error=str(event["error"]))
+    if event.get("error"):
+        return Part(error=error_of(event))
     details = event.get("details") or {}
     return Part(brings=True, num_tokens=details.get("generated_tokens"),
                 prompt_tokens=details.get("input_length", details.get("prompt_tokens")))
@@ -80,10 +80,10 @@ def chat_body(ask: Ask, options: Options) -> Body:
 
 def read_openai(event: Any) -> Part:
     """A chunk that only tells a role brings nothing; usage comes in one of its own."""
-    if "error" in event:
+    if event.get("error"):
         return Part(error=error_of(event))
     usage = event.get("usage") or {}
-    return Part(brings=any(map(says, event.get("choices", ()))), num_tokens=usage.get("completion_tokens"),
+    return Part(brings=any(map(says, event.get("choices") or ())), num_tokens=usage.get("completion_tokens"),
                 prompt_tokens=usage.get("prompt_tokens"))
 
 
@@ -129,8 +129,10 @@ class Events:
         self._dialect = dialect
         self._rest = b""
 
-    def heard(self, piece: bytes) -> list[Part]:
+    def heard(self, piece: bytes) -> Iterator[Part]:
+        """One after the other: what comes before one that cannot be read still counts."""
         lines = (self._rest + piece).split(b"\n")
         self._rest = lines.pop()
-        return [self._dialect.read(json.loads(line[5:])) for line in lines
-                if line.startswith(b"data:") and line.strip() != b"data: [DONE]" and line.strip() != b"data:[DONE]"]
+        for line in lines:
+            if line.startswith(b"data:") and (event := line[5:].strip()) != b"[DONE]":
+                yield self._dialect.read(json.loads(event))

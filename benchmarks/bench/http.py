@@ -6,12 +6,14 @@ One exchange at a time on a connection that is kept. Knows HTTP/1.1 and nothing 
 import asyncio
 import ssl
 from collections.abc import Callable
+from errno import EMFILE, ENFILE
 from time import perf_counter
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 Heard = Callable[[int, bytes, float], object]  # the status, a piece of the body, and when it came
 LONGEST_HEAD = 65_536  # bytes
+PATIENCE = 30.0  # seconds for what is answered at once
 END = b"\r\n"
 
 
@@ -83,10 +85,10 @@ class Connection(asyncio.Protocol):
             self._fail(error if isinstance(error, NoAnswer) else NoAnswer(f"this is no HTTP: {error}"))
             self.abort()
 
-    def connection_lost(self, _: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self._gone = True
         head = self._head
-        if head is not None and head.length is None and not head.chunked:
+        if head is not None and head.length is None and not head.chunked and error is None:
             self._end(head)
         elif self._used and head is None and not self._rest:
             self._fail(Closed())
@@ -158,11 +160,13 @@ class Server:
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
+        if "@" in parts.netloc:
+            raise ValueError("--url holds a name or a password, which results would show; --api-key is for keys")
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"--url must be http://HOST:PORT or https://HOST:PORT, got {url!r}")
         self._secure = ssl.create_default_context() if parts.scheme == "https" else None
         self._host, self._port = parts.hostname, parts.port or (443 if self._secure else 80)
-        self._name, self._root = parts.netloc.rpartition("@")[2], parts.path.rstrip("/")
+        self._name, self._root = parts.netloc, parts.path.rstrip("/")
         self._free: list[Connection] = []
 
     def request(self, method: str, path: str, fields: str, body: bytes) -> bytes:
@@ -179,11 +183,22 @@ class Server:
                 continue
         return await self._on(await self._connect(), request, heard)
 
+    async def whole(self, request: bytes) -> tuple[int, bytes]:
+        """Status and body of what is answered at once."""
+        pieces: list[bytes] = []
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self.exchange(request, lambda _, piece, __: pieces.append(piece)), b"".join(pieces)
+        except TimeoutError:
+            raise NoAnswer(f"{self._host}:{self._port} does not answer within {PATIENCE:g} s") from None
+
     async def _connect(self) -> Connection:
         loop = asyncio.get_running_loop()
         try:
             _, connection = await loop.create_connection(Connection, self._host, self._port, ssl=self._secure)
         except OSError as error:
+            if error.errno in {EMFILE, ENFILE}:
+                raise NoAnswer("this side has too many connections open: raise the limit (ulimit -n)") from None
             raise NoAnswer(f"nobody answers at {self._host}:{self._port}: {error.strerror or error}") from None
         return connection
 

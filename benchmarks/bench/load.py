@@ -10,39 +10,45 @@ from time import perf_counter
 from benchmarks.bench.client import Client, Target, Watch
 from benchmarks.bench.record import Ask, Record
 
+REST = 1.0  # seconds for which a client that was refused does not ask again
+
 
 async def drive(target: Target, asks: Iterable[Ask], concurrency: int | None = None, *, seconds: float | None = None,
-                watch: Watch | None = None) -> list[Record]:
+                watch: Watch | None = None, records: list[Record] | None = None) -> list[Record]:
     """With a concurrency so many clients take the asks in order, as long as `seconds` are not over. Records are in the
-    order in which requests were sent."""
+    order in which requests were sent; who gives a list has them also if this is cancelled."""
+    kept = [] if records is None else records
     client = Client(target, perf_counter(), watch)
     try:
         if concurrency is None:
-            return await in_time(client, asks)
-        return await in_turn(client, asks, concurrency, seconds)
+            await in_time(client, asks, kept)
+        else:
+            await in_turn(client, asks, concurrency, seconds, kept)
     finally:
         client.server.close()
+        kept.sort(key=lambda record: record.sent)
+    return kept
 
 
-async def in_time(client: Client, asks: Iterable[Ask]) -> list[Record]:
+async def in_time(client: Client, asks: Iterable[Ask], records: list[Record]) -> None:
     loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+
+    async def one(ask: Ask) -> None:
+        records.append(await client.ask(ask))
     async with asyncio.TaskGroup() as group:
-        tasks = []
         for ask in asks:
             if (left := began + ask.at - loop.time()) > 0:
                 await asyncio.sleep(left)
-            tasks.append(group.create_task(client.ask(ask)))
-    return [task.result() for task in tasks]
+            group.create_task(one(ask))
 
 
-async def in_turn(client: Client, asks: Iterable[Ask], concurrency: int, seconds: float | None) -> list[Record]:
-    records: list[Record] = []
+async def in_turn(client: Client, asks: Iterable[Ask], concurrency: int, seconds: float | None,
+                  records: list[Record]) -> None:
     waiting = iter(asks)
     until = perf_counter() + seconds if seconds is not None else None
     async with asyncio.TaskGroup() as group:
         for _ in range(concurrency):
             group.create_task(take_turns(client, waiting, until, records))
-    return sorted(records, key=lambda record: record.sent)
 
 
 async def take_turns(client: Client, asks: Iterator[Ask], until: float | None, records: list[Record]) -> None:
@@ -50,3 +56,5 @@ async def take_turns(client: Client, asks: Iterator[Ask], until: float | None, r
         if until is not None and perf_counter() >= until:
             break
         records.append(await client.ask(ask))
+        if records[-1].error:
+            await asyncio.sleep(REST)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from benchmarks.bench.arrivals import lines_of
 from benchmarks.bench.dialects import Dialect, Options
 from benchmarks.bench.http import NoAnswer, Server
 
@@ -46,12 +47,10 @@ def counted_by_tokenizer(name: str) -> Count:
 def counted_by_server(server: Server, dialect: Dialect, options: Options, fields: str) -> Count:
     async def count(text: str) -> int:
         body = json.dumps(dialect.counting(text, options)).encode()
-        pieces: list[bytes] = []
-        status = await server.exchange(server.request("POST", "/tokenize", fields, body),
-                                       lambda _, piece, __: pieces.append(piece))
+        status, answer = await server.whole(server.request("POST", "/tokenize", fields, body))
         if status != 200:
             raise NoAnswer(f"/tokenize was answered with {status}")
-        return length(json.loads(b"".join(pieces)))
+        return length(json.loads(answer))
     return count
 
 
@@ -75,7 +74,7 @@ async def counter(server: Server, dialect: Dialect, options: Options, fields: st
 
 
 async def fit(head: str, wanted: int, count: Count, random: Random) -> str:
-    """A text that begins with `head` and has so many tokens, or as few more than the head alone as there can be."""
+    """A text that begins with `head` and has so many tokens, or as few more as the head alone has."""
     words = random.choices(WORDS, k=wanted)
 
     def text(kept: int) -> str:
@@ -103,7 +102,7 @@ async def filled(text: str, wanted: int, count: Count) -> str:
 
 def read_prompts(path: Path) -> list[tuple[str, int | None]]:
     """A prompt on each line: plain text, a JSON string, or an object with `prompt` and perhaps `output_tokens`."""
-    found = [prompt_of(line) for line in path.read_text().splitlines() if line.strip()]
+    found = [prompt_of(line) for line in lines_of(path) if line.strip()]
     if not found:
         raise ValueError(f"{path} holds no prompt")
     return found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
 from benchmarks.bench import plots
-from benchmarks.bench.result import Result
+from benchmarks.bench.result import Result, names_of
 from benchmarks.bench.table import errors, rows
 from benchmarks.bench.versus import Ratio, ratio_rows
 
@@ -105,7 +105,7 @@ def plotted(title: str, results: Sequence[Result]) -> str:
 
 
 def failures(results: Sequence[Result]) -> str:
-    lines = [[result.name, f"{count}", error] for result in results
+    lines = [[name, f"{count}", error] for name, result in zip(names_of(results), results, strict=True)
              for error, count in errors(result).most_common(MOST_ERRORS)]
     return section("Failures", table([["run", "requests", "what was said"], *lines], "failures"))
 
@@ -114,5 +114,5 @@ def facts(results: Sequence[Result]) -> list[list[str]]:
     of_each = [{"date": result.date, "hardware": result.hardware, **result.versions,
                 **{name: f"{value}" for name, value in result.settings.items()}} for result in results]
     names = distinct(name for of_one in of_each for name in of_one)
-    return [["", *(result.name for result in results)],
+    return [["", *names_of(results)],
             *([name, *(of_one.get(name, "-") for of_one in of_each)] for name in names)]

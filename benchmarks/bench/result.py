@@ -49,11 +49,19 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
+def names_of(results: Sequence[Result]) -> list[str]:
+    """Runs of one name are numbered."""
+    names = [result.name for result in results]
+    return [f"{name}{names[:place + 1].count(name)}" if names.count(name) > 1 else name
+            for place, name in enumerate(names)]
+
+
 def to_csv(results: Sequence[Result]) -> str:
     """A line for each request, in seconds and tokens. What is not known is empty."""
     lines = csv.writer(page := StringIO(), lineterminator="\n")
     lines.writerow(COLUMNS)
-    lines.writerows(cells(result.name, record) for result in results for record in result.records)
+    lines.writerows(cells(name, record) for name, result in zip(names_of(results), results, strict=True)
+                    for record in result.records)
     return page.getvalue()
 
 

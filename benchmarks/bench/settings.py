@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Annotated, Any, Literal
@@ -11,11 +12,13 @@ from cyclopts.validators import Number
 
 from benchmarks.bench.client import Target
 from benchmarks.bench.dialects import DIALECTS, Options
+from benchmarks.bench.http import Server
 from benchmarks.bench.summary import Goal
 from benchmarks.bench.workload import Workload
 
 LEAST = Number(gte=1)
 POSITIVE = Number(gt=0)
+DURATION = Number(gt=0, lte=1e6)  # seconds
 KEY = "WEFT_API_KEY"
 HELP = ("Put a load on a server and tell what it felt like. --shard as the first word drives shards without a router, "
         "and has settings of its own: weft bench --shard --help.")
@@ -24,8 +27,8 @@ HELP = ("Put a load on a server and tell what it felt like. --shard as the first
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    url: str = "http://127.0.0.1:3000"
-    "Where the server is."
+    url: str = ""
+    "Where the server is; by default http://127.0.0.1:3000, and port 8500 with --dialect batching."
     dialect: Literal[tuple(DIALECTS)] = "tgi"  # type: ignore[valid-type]  # as many as there are
     "How it is asked: /generate_stream (tgi, lorax), /v1/completions, /v1/chat/completions, or /inference (batching)."
     model: str = ""
@@ -42,24 +45,24 @@ class Settings:
     "With --rate: one like another, not at random."
     trace: str = ""
     "Open loop: JSON lines with at, prompt_tokens and output_tokens; also what `weft simulate` reads."
-    speed: Annotated[float, Parameter(validator=POSITIVE)] = 1.0
+    speed: Annotated[float, Parameter(validator=DURATION)] = 1.0
     "How much faster than it was a trace is played."
     requests: Annotated[int | None, Parameter(validator=LEAST)] = None
     "How many; 100 unless --seconds or --trace says when to stop."
-    seconds: Annotated[float | None, Parameter(validator=POSITIVE)] = None
+    seconds: Annotated[float | None, Parameter(validator=DURATION)] = None
     "How long requests are sent. In a closed loop the prompts are repeated when all of --requests were sent."
     warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0
     "Seconds at the beginning that do not count."
-    prompt_tokens: str = "64"
-    "How long prompts are: 64, 16-128, 1,25,100 or normal:MEAN:DEVIATION."
-    output_tokens: str = "64"
+    prompt_tokens: str = ""
+    "How long prompts are: 64 (unless told), 16-128, 1,25,100 or normal:MEAN:DEVIATION."
+    output_tokens: str = ""
     "How many tokens are asked for, in the same words."
     tokenizer: str = ""
     "Folder or file of a tokenizer that counts tokens; by default the server counts, and where it cannot, words count."
     prompts: str = ""
     "File with a prompt on each line, as text, JSON string or object with prompt and output_tokens."
     shared_prefix: Annotated[int, Parameter(validator=Number(gte=0))] = 0
-    "So many tokens at the beginning are the same in all prompts."
+    "So many of --prompt-tokens, at the beginning, are the same in all prompts."
     prefixes: Annotated[int, Parameter(validator=LEAST)] = 1
     "How many such beginnings there are; prompts take turns."
     adapters: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
@@ -69,7 +72,8 @@ class Settings:
     sampling: str = ""
     """JSON object of parameters that every request carries, such as '{"temperature": 0.7}'."""
     goal: str = ""
-    "What a useful answer keeps, such as ttft=500ms,itl=50ms,e2e=10s; goodput counts those."
+    "What a useful answer keeps, such as ttft=500ms,itl=50ms,e2e=10s; goodput counts those. Of ttft (first token), itl \
+(per token) and e2e (the whole) any may be left out."
     timeout: Annotated[float, Parameter(validator=POSITIVE)] = 600.0
     "Seconds after which an answer is given up."
     seed: int = 0
@@ -112,9 +116,13 @@ class Settings:
         return None if self.is_open else self.concurrency or 8
 
     @property
+    def address(self) -> str:
+        return self.url or f"http://127.0.0.1:{8500 if self.dialect == 'batching' else 3000}"
+
+    @property
     def target(self) -> Target:
         options = Options(self.model, read_object(self.sampling), not self.stop_at_end)
-        return Target(self.url, DIALECTS[self.dialect], self.api_key, options, self.timeout)
+        return Target(self.address, DIALECTS[self.dialect], self.api_key, options, self.timeout)
 
     @property
     def workload(self) -> Workload:
@@ -129,15 +137,15 @@ class Settings:
             given["wait"] = 1.0 if self.wait is None else self.wait
         return Workload(
             rate=self.rate, burst=self.burst, even=self.even, trace=self.trace, speed=self.speed,
-            prompt_tokens=self.prompt_tokens, output_tokens=self._output_tokens, prompts=self.prompts,
+            prompt_tokens=self.prompt_tokens or "64", output_tokens=self._output_tokens, prompts=self.prompts,
             shared_prefix=self.shared_prefix, prefixes=self.prefixes, adapters=self.adapters,
-            descend=self.selection == "descend", numbered=self.dialect == "batching" and not self.prompts,
+            descend=self.selection == "descend", numbered=self.dialect == "batching" and not self.prompt_tokens,
             seed=self.seed, **given)
 
     @property
     def _output_tokens(self) -> str:
-        if self.dialect != "batching" or self.output_tokens != "64":
-            return self.output_tokens
+        if self.dialect != "batching" or self.output_tokens:
+            return self.output_tokens or "64"
         return ",".join(map(str, self.numtokens_range or (1, 25, 100)))
 
     @property
@@ -153,11 +161,30 @@ def check(settings: Settings) -> None:
         raise ValueError("--rate and --trace both say when requests are sent: give one of them")
     if settings.seconds is not None and settings.warm_up >= settings.seconds:
         raise ValueError(f"--warm-up {settings.warm_up:g} must be less than --seconds {settings.seconds:g}")
-    if settings.dialect != "batching" and (settings.prompt or settings.numtokens or settings.numsamples):
-        raise ValueError("--prompt, --numtokens and --numsamples are of --dialect batching")
+    if settings.even and settings.burst > 1:
+        raise ValueError("--even and --burst both say how requests of a rate follow each other: give one of them")
+    check_batching(settings)
+    _ = settings.goals, settings.workload, Server(settings.address), settings.target
+
+
+def check_batching(settings: Settings) -> None:
+    """What only the study's client knows, and what its dialect cannot tell."""
+    own = {"--prompt": settings.prompt, "--numtokens": settings.numtokens, "--numsamples": settings.numsamples,
+           "--wait": settings.wait is not None, "--numtokens_range": settings.numtokens_range,
+           "--selection": settings.selection != "random"}
+    given = [flag for flag, value in own.items() if value]
+    if settings.dialect != "batching":
+        if given:
+            raise ValueError(f"{given[0]} is of --dialect batching")
+        return
     if bool(settings.prompt) != bool(settings.numtokens):
         raise ValueError("--prompt and --numtokens belong together: one request is made of both")
-    _ = settings.goals, settings.target, settings.workload
+    if settings.wait is not None and (settings.concurrency or settings.rate or settings.trace):
+        raise ValueError("--wait, --concurrency, --rate and --trace all say when requests are sent: give one of them")
+    if settings.adapters:
+        raise ValueError("--adapters: nothing in --dialect batching names an adapter")
+    if (goal := settings.goals) and min(goal.ttft, goal.itl) < inf:
+        raise ValueError("--goal: answers of --dialect batching are not streamed, so that only e2e can be kept")
 
 
 def read_object(words: str) -> dict[str, Any]:
@@ -175,9 +202,9 @@ def read_goal(words: str) -> Goal:
     given: dict[str, float] = {}
     for word in words.split(","):
         name, _, value = word.strip().partition("=")
-        number, scale = (value[:-2], 1000.0) if value.endswith("ms") else (value.removesuffix("s"), 1.0)
+        number, scale = (value[:-2], 1000.0) if value.endswith("ms") else (value[:-1], 1.0)
         try:
-            given[name] = float(number) / scale
+            given[name] = float(number if value.endswith("s") else "no unit") / scale
         except ValueError:
             raise ValueError(f"--goal is such as ttft=500ms,itl=50ms,e2e=10s, got {word!r}") from None
         if name not in {"ttft", "itl", "e2e"} or not 0 < given[name] < inf:
@@ -207,7 +234,20 @@ def other(words: list[str], settings: Settings) -> Settings:
         anew = {"--versus", "--turns", *(word.partition("=")[0] for word in own if word.startswith("-"))}
         return read_settings([*without(words, anew), *own])
     except (CycloptsError, ValueError) as error:
-        raise ValueError(f"--versus {settings.versus!r}: {error}") from None
+        raise ValueError(f"--versus {shown(own)!r}: {error}") from None
+
+
+def shown(words: Sequence[str]) -> str:
+    """As one line that may be shown around: keys are secret."""
+    masked, rest = [], iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        masked.append(word)
+        if name.replace("_", "-") in {"--api-key", "--versus"}:
+            value = value if equals else next(rest, "")
+            value = shown(shlex.split(value)) if name == "--versus" else "..."
+            masked[-1:] = [f"{name}={value}"] if equals else [name, value]
+    return shlex.join(masked)
 
 
 def without(words: list[str], flags: set[str]) -> list[str]:

@@ -193,7 +193,7 @@ def run(name: str, command: Callable[..., None], words: Sequence[str]) -> None:
         app(words, exit_on_error=False, print_error=False)
     except (CycloptsError, ValueError) as error:
         fail(error, 2)
-    except (NotStarted, Refused, ShardFailed) as error:
+    except (NotStarted, Refused, ShardFailed, OSError) as error:
         fail(error, 1)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

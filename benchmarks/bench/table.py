@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from math import isnan
 
-from benchmarks.bench.result import Result
+from benchmarks.bench.result import Result, names_of
 from benchmarks.bench.summary import SHARES, Summary
 from benchmarks.bench.versus import RATES, SPREADS, percentile_of
 from router.figures import aligned, milliseconds
@@ -22,7 +22,7 @@ COUNTS: dict[str, Callable[[Summary], float]] = {
 
 def table(results: Sequence[Result]) -> str:
     """A column for each run, and below it why requests failed."""
-    lines = [f"{result.name}: {count} failed: {error}" for result in results
+    lines = [f"{name}: {count} failed: {error}" for name, result in zip(names_of(results), results, strict=True)
              for error, count in errors(result).most_common(MOST_ERRORS)]
     return "\n".join([aligned(rows(results)), *lines])
 
@@ -30,7 +30,7 @@ def table(results: Sequence[Result]) -> str:
 def rows(results: Sequence[Result]) -> list[list[str]]:
     """The names of the runs, then a row for each figure that one of them has."""
     summaries = [result.summary for result in results]
-    found = [["", *(result.name for result in results)]]
+    found = [["", *names_of(results)]]
     found += [[f"{name} p{share}, ms", *map(milliseconds, map(percentile_of(spread, share), summaries))]
               for name, spread in SPREADS.items() for share in SHARES]
     found += [[name, *map(number, map(figure, summaries))] for name, figure in (RATES | COUNTS).items()]

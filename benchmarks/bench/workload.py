@@ -3,6 +3,7 @@
 The same settings and seed give the same asks. Knows no server but for who counts tokens.
 """
 
+import asyncio
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from benchmarks.bench.lengths import lengths
 from benchmarks.bench.prompts import Count, fit, read_prompts
 from benchmarks.bench.record import Ask
 
+AT_ONCE = 16  # prompts that are made and counted
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -25,7 +28,7 @@ class Workload:
     rate: float = 0.0  # requests a second; 0 where they wait for each other
     burst: int = 1
     even: bool = False
-    wait: float = 0.0  # the longest pause between two, as the study's client makes them
+    wait: float | None = None  # the longest pause between two, as the study's client makes them
     trace: str = ""
     speed: float = 1.0  # of a trace
     prompt_tokens: str = "64"
@@ -43,7 +46,12 @@ class Workload:
     @property
     def is_open(self) -> bool:
         """Whether requests are sent whatever became of those before."""
-        return bool(self.rate or self.wait or self.trace)
+        return bool(self.rate or self.trace or self.wait is not None)
+
+    @property
+    def is_salted(self) -> bool:
+        """Whether another salt makes other prompts."""
+        return not (self.only or self.prompts or self.numbered)
 
 
 async def make(workload: Workload, count: Count) -> list[Ask]:
@@ -70,7 +78,7 @@ def lengths_of(workload: Workload, moments: Sequence[Moment], random: Random) ->
 def times_of(workload: Workload, moments: Sequence[Moment], random: Random) -> Iterator[float]:
     if moments:
         return (moment.at / workload.speed for moment in moments)
-    if workload.wait:
+    if workload.wait is not None:
         return waits(workload.wait, random)
     if not workload.rate:
         return repeat(0.0)
@@ -86,7 +94,6 @@ class Text(NamedTuple):
 
 
 async def prompts_of(workload: Workload, sizes: Sequence[int], count: Count) -> list[Text]:
-    random = Random(f"what {workload.seed} {workload.salt}")
     if workload.only:
         return [Text(workload.only)] * len(sizes)
     if workload.prompts:
@@ -94,11 +101,26 @@ async def prompts_of(workload: Workload, sizes: Sequence[int], count: Count) -> 
         return [Text(prompt, None, own) for prompt, own in islice(found, len(sizes))]
     if workload.numbered:
         return [Text(f"Request {number}") for number in range(len(sizes))]
-    prefixes = [await fit(f"{letter_of(number)}{workload.salt}", workload.shared_prefix, count, random)
-                for number in range(workload.prefixes)] if workload.shared_prefix else [""]
-    texts = [await fit(f"{prefix} {workload.salt}{number}".strip(), size, count, random)
-             for number, (size, prefix) in enumerate(zip(sizes, cycle(prefixes), strict=False))]
-    return [Text(text, await count(text)) for text in texts]
+    return await made(workload, sizes, count)
+
+
+async def made(workload: Workload, sizes: Sequence[int], count: Count) -> list[Text]:
+    """Each has words of its own, whichever is made first."""
+    if workload.shared_prefix and min(sizes, default=1) <= workload.shared_prefix:
+        raise ValueError(f"--shared-prefix {workload.shared_prefix} is part of --prompt-tokens, and leaves nothing of "
+                         f"a prompt of {min(sizes)} tokens")
+    places = asyncio.Semaphore(AT_ONCE)
+
+    async def one(head: str, size: int) -> Text:
+        async with places:
+            text = await fit(head, size, count, Random(f"{workload.seed} {head}"))
+            return Text(text, await count(text))
+    prefixes = [""]
+    if workload.shared_prefix:
+        prefixes = [(await one(f"{letter_of(number)}{workload.salt}", workload.shared_prefix)).prompt
+                    for number in range(workload.prefixes)]
+    heads = (f"{prefix} {workload.salt}{number}".strip() for number, prefix in enumerate(cycle(prefixes)))
+    return await asyncio.gather(*(one(head, size) for head, size in zip(heads, sizes, strict=False)))
 
 
 def letter_of(number: int) -> str:

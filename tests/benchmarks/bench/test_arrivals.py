@@ -46,9 +46,19 @@ def test_a_trace_begins_at_zero_and_is_in_order(tmp_path: Path) -> None:
         (0.0, 1, 2), (1.5, 3, 4)]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"at": 1}', '{"at": "x", "prompt_tokens": 1, "output_tokens": 1}'])
+@pytest.mark.parametrize("line", [
+    "{", "[]", '{"at": 1}', '{"at": "x", "prompt_tokens": 1, "output_tokens": 1}',
+    '{"at": NaN, "prompt_tokens": 1, "output_tokens": 1}', '{"at": 1, "prompt_tokens": 0, "output_tokens": 1}'])
 def test_a_line_that_is_no_moment_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "trace"
     path.write_text(f'{{"at": 9, "prompt_tokens": 3, "output_tokens": 4}}\n{line}\n')
     with pytest.raises(ValueError, match="line 2"):
+        read_trace(path)
+
+
+@pytest.mark.parametrize(("data", "reason"), [(b"\n", "holds no request"), (b"\xff\xfe", "is no text in UTF-8")])
+def test_a_file_that_is_no_trace_is_named(tmp_path: Path, data: bytes, reason: str) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=f"trace {reason}"):
         read_trace(path)

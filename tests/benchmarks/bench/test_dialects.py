@@ -45,6 +45,11 @@ def test_an_error_in_a_stream_is_read() -> None:
     assert read("openai", stream([{"error": {"message": "too much", "code": 429}}]), 99)[0].error == "too much"
 
 
+def test_what_is_null_is_not_there() -> None:
+    assert read("openai", stream([{"choices": None, "error": None, "usage": None}]), 99) == [Part()]
+    assert read("tgi", stream([{"token": {}, "error": None, "details": None}]), 99) == [Part(brings=True)]
+
+
 def test_each_dialect_asks_for_so_many_tokens_in_its_own_words() -> None:
     bodies = {name: dialect.body(ASK, Options("a-model", {"top_p": 0.5})) for name, dialect in DIALECTS.items()}
     assert bodies["tgi"] == {"inputs": "a prompt", "parameters": {

@@ -29,7 +29,7 @@ class Wire(asyncio.Transport):
         pass
 
 
-def hear(pieces: Sequence[bytes], *, end: bool = False) -> tuple[int, bytes, bool]:
+def hear(pieces: Sequence[bytes], *, end: bool = False, error: Exception | None = None) -> tuple[int, bytes, bool]:
     """The status, the body, and whether the connection may be used again."""
     async def story() -> tuple[int, bytes, bool]:
         connection, body = Connection(), list[bytes]()
@@ -37,8 +37,8 @@ def hear(pieces: Sequence[bytes], *, end: bool = False) -> tuple[int, bytes, boo
         over = connection.ask(b"GET", lambda _, piece, __: body.append(piece))
         for piece in pieces:
             connection.data_received(piece)
-        if end:
-            connection.connection_lost(None)
+        if end or error:
+            connection.connection_lost(error)
         return await over, b"".join(body), connection.is_free
     return asyncio.run(story())
 
@@ -59,6 +59,11 @@ def test_a_body_of_known_length_may_come_in_any_pieces(at: set[int]) -> None:
 
 def test_a_body_may_last_until_the_connection_ends() -> None:
     assert hear([b"HTTP/1.0 200 OK\r\n\r\nall", b" of it"], end=True) == (200, b"all of it", False)
+
+
+def test_a_body_that_breaks_off_is_not_taken_for_a_whole_one() -> None:
+    with pytest.raises(NoAnswer, match="before its answer was complete"):
+        hear([b"HTTP/1.0 200 OK\r\n\r\nall"], error=ConnectionResetError())
 
 
 def test_a_head_that_announces_another_is_left_out() -> None:
@@ -85,6 +90,12 @@ def test_an_answer_that_breaks_off_is_said() -> None:
 def test_an_address_that_is_none_is_said(url: str) -> None:
     with pytest.raises(ValueError, match="--url must be http://HOST:PORT"):
         Server(url)
+
+
+def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
+    with pytest.raises(ValueError, match="--api-key is for keys") as caught:
+        Server("http://me:secret@there")
+    assert "secret" not in str(caught.value)
 
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

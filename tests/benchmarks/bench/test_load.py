@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from benchmarks.bench import load
 from benchmarks.bench.client import Target
 from benchmarks.bench.dialects import DIALECTS
 from benchmarks.bench.load import drive
 from benchmarks.bench.record import Ask, Record
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "REST", 0.0)
 
 
 class House:
@@ -36,6 +42,8 @@ class House:
             details = {"generated_tokens": count, "input_length": 3} if number == count - 1 else None
             event = {"token": {"id": 1}, "generated_text": details and "all", "details": details}
             await answer.write(f"data:{json.dumps(event)}\n\n".encode())
+        if asked["inputs"] == "stammer":
+            await answer.write(b"data: {1}\n\n")
         if asked["inputs"] == "fail":
             await answer.write(b'data:{"error": "the shard died", "error_type": "generation"}\n\n')
         self.here -= 1
@@ -46,7 +54,8 @@ class House:
         return web.json_response({"completion": "all"})
 
 
-def play(asks: list[Ask], dialect: str = "tgi", timeout: float = 10.0, **how: Any) -> tuple[list[Record], House]:
+def play(asks: list[Ask], dialect: str = "tgi", timeout: float = 10.0, patience: float = 20.0,
+         **how: Any) -> tuple[list[Record], House]:
     async def told() -> tuple[list[Record], House]:
         house, app = House(), web.Application()
         app.add_routes([web.post("/generate_stream", house.stream), web.post("/inference", house.inference)])
@@ -59,7 +68,7 @@ def play(asks: list[Ask], dialect: str = "tgi", timeout: float = 10.0, **how: An
             return await drive(Target(url, DIALECTS[dialect], timeout=timeout), asks, **how), house
         finally:
             await runner.cleanup()
-    return asyncio.run(asyncio.wait_for(told(), 20.0))
+    return asyncio.run(asyncio.wait_for(told(), patience))
 
 
 def some(count: int, prompt: str = "say", at: Callable[[int], float] = lambda _: 0.0) -> list[Ask]:
@@ -90,10 +99,35 @@ def test_clients_that_have_no_time_left_ask_nothing() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "reason"), [
-    ("refuse", "422: too long"), ("fail", "the shard died"), ("hang", "no answer within 0.3 s")])
+    ("refuse", "422: too long"), ("fail", "the shard died"), ("hang", "no answer within 0.3 s"),
+    ("stammer", "an event that cannot be read")])
 def test_what_goes_wrong_is_in_the_record_and_nobody_else_is_affected(prompt: str, reason: str) -> None:
     records, _ = play([*some(3), Ask(9, prompt, 5)], concurrency=4, timeout=0.3 if prompt == "hang" else 10.0)
-    assert sorted(record.error for record in records) == ["", "", "", reason]
+    [error] = [record.error for record in records if record.error]
+    assert error.startswith(reason)
+    assert len(records) == 4
+
+
+def test_tokens_before_a_failure_count() -> None:
+    [record], _ = play([Ask(0, "stammer", 5)], concurrency=1)
+    assert (record.num_tokens, len(record.times)) == (5, 5)
+
+
+def test_who_was_refused_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests = []
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+    monkeypatch.setattr(load.asyncio, "sleep", rest)
+    asyncio.run(drive(Target("127.0.0.1:1", DIALECTS["tgi"]), some(3), 1))
+    assert rests == [load.REST] * 3
+
+
+def test_what_was_answered_is_kept_when_the_rest_is_called_off() -> None:
+    records: list[Record] = []
+    with pytest.raises(TimeoutError):
+        play([*some(3), Ask(9, "hang", 5)], concurrency=1, records=records, patience=0.5)
+    assert [record.ask.number for record in records] == [0, 1, 2]
 
 
 def test_a_server_that_is_not_there_is_in_every_record() -> None:

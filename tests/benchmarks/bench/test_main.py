@@ -65,7 +65,38 @@ def test_two_runs_take_turns_and_are_compared(bench: Bench, url: str) -> None:
 
 @pytest.mark.slow
 def test_a_time_may_be_filled_with_fewer_prompts(bench: Bench, url: str) -> None:
-    assert bench("--url", url, "--requests", "2", "--output-tokens", "2", "--seconds", "0.2", "--quiet")[0] == 0
+    code, out, _ = bench("--url", url, "--requests", "2", "--output-tokens", "2", "--seconds", "0.2", "--quiet")
+    assert (code, "2 prompts came again and again" in out) == (0, True)
+
+
+@pytest.mark.slow
+def test_turns_that_ask_the_same_say_so(bench: Bench, url: str, tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_text("one\ntwo\n")
+    out = bench("--url", url, "--requests", "2", "--prompts", str(path), "--versus", "--seed 1", "--turns", "1",
+                "--quiet")
+    assert "all turns asked the same prompts" in out[1]
+
+
+@pytest.mark.slow
+def test_a_window_in_which_nothing_was_is_said(bench: Bench, url: str) -> None:
+    code, _, err = bench("--url", url, "--requests", "2", "--output-tokens", "2", "--warm-up", "60", "--quiet")
+    assert (code, "within --warm-up 60" in err) == (1, True)
+
+
+@pytest.mark.slow
+def test_whoever_interrupts_sees_what_there_is(bench: Bench, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second turn is called off."""
+    measure, calls = program.measure, []
+
+    async def measured(*given: object) -> None:
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        await measure(*given)
+    monkeypatch.setattr(program, "measure", measured)
+    code, out, _ = bench("--url", url, "--requests", "2", "--output-tokens", "2", "--versus", "--seed 3", "--quiet")
+    assert (code, "tokens/s" in out, "B / A" in out) == (130, True, False)
 
 
 @pytest.mark.slow
@@ -79,6 +110,7 @@ def test_a_key_is_not_kept(bench: Bench, url: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("words", "code", "reason"), [
     (("--rate", "x"), 2, "--rate"), (("--goal", "fast"), 2, "--goal is such as"),
     (("--url", "127.0.0.1:1"), 1, "nobody answers at 127.0.0.1:1"),
+    (("--url", "127.0.0.1:1", "--csv", "/nowhere/csv"), 1, "/nowhere/csv"),
     (("--url", "127.0.0.1:1", "--trace", "/nowhere"), 1, "/nowhere")])
 def test_what_is_wrong_is_one_line(bench: Bench, words: tuple[str, ...], code: int, reason: str) -> None:
     ended, out, err = bench(*words)

@@ -3,7 +3,7 @@
 import pytest
 from cyclopts import CycloptsError
 
-from benchmarks.bench.settings import Settings, other, read_goal, read_settings
+from benchmarks.bench.settings import Settings, other, read_goal, read_settings, shown
 from benchmarks.bench.summary import Goal
 
 
@@ -42,14 +42,17 @@ def test_one_prompt_of_the_study_is_one_request() -> None:
 @pytest.mark.parametrize("flags", [
     "--concurrency 4 --rate 2", "--rate 2 --trace x", "--seconds 2 --warm-up 2", "--prompt a", "--numsamples 4",
     "--dialect batching --prompt a", "--sampling [1]", "--sampling {", "--goal ttft", "--goal speed=1s",
-    "--goal ttft=-1s", "--requests 0", "--dialect smtp", "--unknown 3", "--speed 0"])
+    "--goal ttft=-1s", "--goal ttft=500", "--requests 0", "--rate 4 --seconds inf", "--rate 4 --even --burst 2",
+    "--wait 1", "--numtokens_range 5", "--selection descend", "--dialect batching --wait 1 --rate 2",
+    "--dialect batching --adapters a", "--dialect batching --goal ttft=1s", "--url http://a:b@c",
+    "--dialect smtp", "--unknown 3", "--speed 0"])
 def test_what_makes_no_sense_is_refused(flags: str) -> None:
     with pytest.raises((ValueError, CycloptsError)):
         read(flags)
 
 
 def test_a_goal_is_read_in_seconds() -> None:
-    assert read_goal("ttft=500ms, itl=0.05s,e2e=10") == Goal(0.5, 0.05, 10.0)
+    assert read_goal("ttft=500ms, itl=0.05s,e2e=10s") == Goal(0.5, 0.05, 10.0)
 
 
 def test_the_other_run_is_like_the_first_but_for_its_flags() -> None:
@@ -63,3 +66,23 @@ def test_what_is_wrong_with_the_other_is_said() -> None:
     words = ["--versus", "--rate x"]
     with pytest.raises(ValueError, match=r"--versus '--rate x': "):
         other(words, read_settings(words))
+
+
+@pytest.mark.parametrize("words", [
+    ["--api-key", "s&cret"], ["--api_key=s&cret"], ["--versus", "--api-key 's&cret' --rate 2"],
+    ["--versus=--api_key='s&cret'"]])
+def test_keys_are_not_shown(words: list[str]) -> None:
+    text = shown(["weft", "bench", *words, "--rate", "4"])
+    assert "cret" not in text
+    assert text.endswith("--rate 4")
+
+
+def test_no_pause_between_requests_is_an_open_loop_too() -> None:
+    assert read("--dialect batching --wait 0").clients is None
+
+
+def test_what_is_given_is_not_replaced_by_the_studys() -> None:
+    settings = read("--dialect batching --output-tokens 64 --prompt-tokens 9")
+    assert (settings.workload.output_tokens, settings.workload.prompt_tokens, settings.workload.numbered) == (
+        "64", "9", False)
+    assert settings.address == "http://127.0.0.1:8500"

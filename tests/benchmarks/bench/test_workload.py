@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,11 @@ def test_no_prompt_begins_like_another_but_for_what_is_shared() -> None:
     assert len(beginnings) == 3
     assert len({" ".join(ask.prompt.split()[:9]) for ask in made}) == 30
     assert {ask.prompt_tokens for ask in made} == {20}
+
+
+def test_a_shared_prefix_leaves_room_for_something_of_ones_own() -> None:
+    with pytest.raises(ValueError, match="--shared-prefix 20 is part of --prompt-tokens"):
+        asks(requests=3, prompt_tokens="20", shared_prefix=20)
 
 
 def test_adapters_take_turns() -> None:

@@ -1,0 +1,104 @@
+"""Runs: a server for each turn, a warm-up, what is asked, and the records, which are written as soon as a run ends.
+
+What is there already is not measured again. Knows how servers are started and asked; makes no figures.
+"""
+
+import json
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.bench.client import Target
+from benchmarks.bench.dialects import DIALECTS
+from benchmarks.bench.load import drive
+from benchmarks.bench.record import Ask, Record
+from benchmarks.processes import HOST, Server, serving
+from benchmarks.study.measures import is_enough, seconds_alone
+from benchmarks.study.plan import SOLO, Pace, Plan, Run, Turn
+from benchmarks.study.raw import Raw, Taken
+
+WARM_UP = [Ask(number, "Request", 8) for number in range(8)]
+STREAMED = "lorax"  # the dialect in which whoever asks for so many tokens gets as many
+
+Asked = Callable[[int, str, Sequence[Ask], int | None], list[Record]]
+Serving = Callable[..., AbstractContextManager[Server]]
+
+
+class Failed(Exception):
+    """A run told nothing."""
+
+
+def asked(port: int, dialect: str, asks: Sequence[Ask], concurrency: int | None) -> list[Record]:
+    target = Target(f"http://{HOST}:{port}", DIALECTS[dialect])
+    return uvloop.run(drive(target, asks, concurrency))
+
+
+def told_stats(port: int) -> dict[str, Any]:
+    """By the server itself, which writes the study's CSV file as well."""
+    with urllib.request.urlopen(f"http://{HOST}:{port}/stats") as answer:
+        told: dict[str, Any] = json.load(answer)
+    return told
+
+
+@dataclass(frozen=True, slots=True)
+class Experiments:
+    """In a folder. Who serves and who asks can be stood in for."""
+
+    folder: Path
+    made: dict[str, Any]
+    serving: Serving = serving
+    asked: Asked = asked
+    stats: Callable[[int], dict[str, Any]] = told_stats
+
+    def pace(self, plan: Plan) -> Pace:
+        """What requests take alone, measured unless it is known."""
+        found = [taken for turn in plan.turns(SOLO) for taken in self.take(plan, turn)]
+        return Pace(*(seconds_alone(taken.records) for taken in found))
+
+    def part(self, plan: Plan, part: str) -> None:
+        for turn in plan.turns(part):
+            for _ in self.take(plan, turn):
+                pass
+
+    def take(self, plan: Plan, turn: Turn) -> Iterator[Taken]:
+        """The runs of a turn until the others would tell nothing new. A server is started only if it is needed."""
+        raw, done = Raw(self.folder), list[Taken]()
+        with ExitStack() as stack:
+            server: Server | None = None
+            for run in turn.runs:
+                taken = raw.read(run, plan.told(run), self.made["hardware"])
+                if taken is None:
+                    server = server or stack.enter_context(self.server(plan, run))
+                    taken = raw.write(self.measured(plan, run, server))
+                done.append(taken)
+                yield taken
+                if is_enough(done):
+                    return
+
+    @contextmanager
+    def server(self, plan: Plan, run: Run) -> Iterator[Server]:
+        """One that has answered before. The study's own route, which counts, is left out of that."""
+        folder = self.folder / "csv" / f"{run.shape}-{run.part}-seed{run.seed}" if run.is_compat else None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        with self.serving(2, settings={"compat": STREAMED, **plan.router(run)}, model=plan.shape.folder,
+                          shard=plan.shape.shard, folder=folder) as server:
+            self.asked(server.port, STREAMED, WARM_UP, 4)
+            yield server
+
+    def measured(self, plan: Plan, run: Run, server: Server) -> Taken:
+        dialect = "batching" if run.is_compat else STREAMED
+        records = self.asked(server.port, dialect, plan.asks(run), run.concurrency)
+        wrong = [record.error for record in records if record.error]
+        if len(wrong) == len(records):
+            raise Failed(f"{run.part} {run.name}: every request failed, the first with: {wrong[0]}")
+        seconds = max(record.ended for record in records)
+        print(f"{run.part:8} {run.name:44} {len(records):4} requests {seconds:7.1f} s"
+              + (f", {len(wrong)} failed: {wrong[0]}" if wrong else ""), file=sys.stderr, flush=True)
+        return Taken(run, plan.told(run), self.made, records, self.stats(server.port) if run.is_compat else {})

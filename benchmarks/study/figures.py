@@ -1,0 +1,184 @@
+"""summary.json: what all runs amount to, with bands over seeds. Pure arithmetic from raw records."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from math import isfinite, nan
+from typing import Any
+
+from benchmarks.study.arithmetic import Band, Line, crossing, fitted, mean, reaches
+from benchmarks.study.measures import (
+    USERS_SLOWDOWN,
+    Answer,
+    answers,
+    by_tokens,
+    figures,
+    seconds_alone,
+    under_load,
+    with_users,
+)
+from benchmarks.study.plan import COMPAT, SOLO, SWEEP, SWEET, USERS, WORKLOAD, Pace, Run
+from benchmarks.study.policies import CONTINUOUS, FIXED, NOBATCH, in_order, is_static
+from benchmarks.study.raw import Taken
+
+Told = dict[str, Any]
+Levels = dict[float, dict[str, Band]]  # figures by level
+NEAR = 0.9  # of a throughput: within 10 %
+LARGEST = 145  # tokens, of the study's figures
+
+
+def summary(takens: Sequence[Taken]) -> Told:
+    """The two figures of the study's mode first, of the first shape that has them."""
+    shapes = list(dict.fromkeys(taken.run.shape for taken in takens))
+    told = {shape: of_shape([taken for taken in takens if taken.run.shape == shape]) for shape in shapes}
+    studied: Told = next((one[COMPAT] for one in told.values() if COMPAT in one), {})
+    return {name: studied[name].mean if name in studied else nan
+            for name in ("continuous_latency_correlation", "continuous_mean_latency_ratio")} | {"shapes": told}
+
+
+def of_shape(takens: Sequence[Taken]) -> Told:
+    pace = pace_of(takens)
+    parts = {part: [taken for taken in takens if taken.run.part == part] for part in (COMPAT, WORKLOAD, USERS)}
+    told: Told = {}
+    if parts[COMPAT]:
+        told[COMPAT] = compat(parts[COMPAT], pace)
+    if parts[WORKLOAD]:
+        told[WORKLOAD] = {name: policies(runs, pace) for name, runs in grouped(
+            parts[WORKLOAD], lambda run: run.workload).items()}
+    if loaded := [taken for taken in takens if taken.run.part in (SWEEP, SWEET)]:
+        told[SWEEP] = sweep(loaded, pace)
+    if parts[USERS]:
+        told[USERS] = users(parts[USERS], pace)
+    return told
+
+
+def pace_of(takens: Iterable[Taken]) -> Pace:
+    alone = {(taken.run.policy, taken.run.workload): seconds_alone(taken.records) for taken in takens
+             if taken.run.part == SOLO}
+    return Pace(alone[NOBATCH, "short"], alone["none", "short"], alone["none", "long"])
+
+
+def grouped(takens: Iterable[Taken], key: Callable[[Run], Any]) -> dict[Any, list[Taken]]:
+    found: dict[Any, list[Taken]] = {}
+    for taken in takens:
+        found.setdefault(key(taken.run), []).append(taken)
+    return found
+
+
+def by_policy(takens: Iterable[Taken]) -> dict[str, list[Taken]]:
+    found = grouped(takens, lambda run: run.policy)
+    return {policy: found[policy] for policy in in_order(found)}
+
+
+def bands(each: Sequence[Mapping[str, float]]) -> dict[str, Band]:
+    """Of figures that every seed gives."""
+    return {name: Band.of(one[name] for one in each) for name in each[0]}
+
+
+def policies(takens: Sequence[Taken], pace: Pace) -> Told:
+    """Figures of each policy, and its latencies by tokens."""
+    return {policy: bands([figures(answers(taken, pace)) for taken in runs])
+            | {"latency_by_tokens": latency_by_tokens([answers(taken, pace) for taken in runs])}
+            for policy, runs in by_policy(takens).items()}
+
+
+def latency_by_tokens(seeds: Sequence[Sequence[Answer]]) -> dict[float, Band]:
+    each = [by_tokens(found) for found in seeds]
+    lengths = sorted({length for found in each for length in found})
+    return {length: Band.of(found[length] for found in each if length in found) for length in lengths}
+
+
+# -- as the study has it
+
+def compat(takens: Sequence[Taken], pace: Pace) -> Told:
+    each = policies(takens, pace)
+    told: Told = {"policies": each}
+    if "dynamic" not in each or len(each) == 1:
+        return told
+    others = [each[name]["mean_latency"].values for name in each if name != "dynamic"]
+    dynamic = each["dynamic"]
+    lines = {name: line_of(one["latency_by_tokens"]) for name, one in each.items()}
+    return told | {
+        "continuous_latency_correlation": dynamic["correlation"],
+        "continuous_mean_latency_ratio": Band.of(
+            own / mean(theirs) for own, theirs in zip(dynamic["mean_latency"].values, zip(*others, strict=True),
+                                                      strict=True)),
+        "crossover": mean([crossing(lines["dynamic"], line) for name, line in lines.items() if name != "dynamic"])
+        / LARGEST}
+
+
+def line_of(latencies: Mapping[float, Band]) -> Line:
+    return fitted({length: band.mean for length, band in latencies.items()})
+
+
+# -- beyond it
+
+def sweep(takens: Sequence[Taken], pace: Pace) -> Told:
+    """Figures of each policy at each rate, and what it can serve at most."""
+    levels = {policy: at_levels(runs, lambda taken: under_load(taken, pace))
+              for policy, runs in by_policy(takens).items()}
+    peaks = {policy: peak(found) for policy, found in levels.items()}
+    alone = peaks.get(FIXED, (nan, nan))[1]
+    most = {policy: {"level": level, "tokens_per_second": tokens, "by_none": tokens / alone}
+            for policy, (level, tokens) in peaks.items()}
+    return {"policies": levels, "saturation": most} | beside_static(levels, peaks)
+
+
+def at_levels(takens: Sequence[Taken], figures_of: Callable[[Taken], Mapping[str, float]]) -> Levels:
+    found = grouped(takens, lambda run: run.level)
+    return {level: bands([figures_of(taken) for taken in found[level]]) for level in sorted(found)}
+
+
+def peak(levels: Levels) -> tuple[float, float]:
+    """The level at which most is served, and how much."""
+    best = max(levels, key=lambda level: levels[level]["tokens_per_second"].mean)
+    return best, levels[best]["tokens_per_second"].mean
+
+
+def beside_static(levels: Mapping[str, Levels], peaks: Mapping[str, tuple[float, float]]) -> Told:
+    """Who is continuous serves nearly as much as static groups ever do: at which latency, beside theirs?"""
+    groups = [policy for policy in levels if is_static(policy)]
+    if not groups or CONTINUOUS not in levels:
+        return {}
+    best = max(groups, key=lambda policy: peaks[policy][1])
+    level, most = peaks[best]
+    ours = [found for found in levels[CONTINUOUS].values() if found["tokens_per_second"].mean >= NEAR * most]
+    theirs = levels[best][level]["latency_p50"].mean
+    return {"static_peak": {
+        "policy": best, "tokens_per_second": most, "latency_p50": theirs,
+        "continuous_tokens_per_second": ours[0]["tokens_per_second"].mean if ours else nan,
+        "continuous_latency_p50": ours[0]["latency_p50"].mean if ours else nan,
+        "latency_ratio": ours[0]["latency_p50"].mean / theirs if ours else nan}}
+
+
+def users(takens: Sequence[Taken], pace: Pace) -> Told:
+    """How many wait no more than twice as long for a token as one alone does, who is the same for all policies."""
+    found = by_policy(takens)
+    levels = {policy: at_levels(runs, lambda taken: with_users(taken, pace)) for policy, runs in found.items()}
+    alone = min(each[1.0]["per_token_p50"].mean for each in levels.values() if 1.0 in each)
+    served = {policy: Band.of(users_at(runs, USERS_SLOWDOWN * alone, pace) for runs in grouped(
+        taken, lambda run: run.seed).values()) for policy, taken in found.items()}
+    fixed = served[FIXED].mean if FIXED in served else nan
+    return {"policies": levels, "alone_per_token": alone, "at_twice": served,
+            "by_none": {policy: band.mean / fixed for policy, band in served.items()}}
+
+
+def users_at(runs: Sequence[Taken], seconds: float, pace: Pace) -> float:
+    """As many as were tried at least, if that was not enough."""
+    points = sorted((taken.run.level, with_users(taken, pace)["per_token_p50"]) for taken in runs)
+    found = reaches(points, seconds)
+    return found if isfinite(found) else points[-1][0]
+
+
+# -- as JSON
+
+def plain(value: Any) -> Any:
+    """What JSON can say: null for what is no number."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return plain(asdict(value))
+    if isinstance(value, dict):
+        return {f"{key:g}" if isinstance(key, float) else str(key): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(plain, value))
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if isfinite(value) else None
+    return value

@@ -1,0 +1,93 @@
+"""How the study's plots look: each policy has a line style, a marker and a hatch beside its colour, so that they can be
+told apart in grey. Knows matplotlib's objects and nothing of what is drawn.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from benchmarks.study.arithmetic import Band
+from benchmarks.study.policies import STATIC, SWEPT, words
+
+DPI = 110
+DOTTED, DENSE = (0, (1, 2)), (0, (1, 1))
+Dashes = str | tuple[int, tuple[int, ...]]
+
+
+class Look(NamedTuple):
+    color: str
+    line: Dashes
+    marker: str
+    hatch: str = ""
+
+
+FIXED, STATIC_LOOK = Look("#606060", DOTTED, "s", "..."), Look("#a63603", "--", "^", "//")
+OURS = Look("#08306b", "-", "o")
+LOOKS = {"none": FIXED, "nobatch": FIXED, "static": STATIC_LOOK, "pause": Look("#6a51a3", "-.", "D", "xx"),
+         "mixed": OURS, "dynamic": OURS}
+WINDOWED = Look("#d94801", DENSE, "v", "\\\\"), Look("#f16913", (0, (5, 1)), "<", "--"), Look(
+    "#fd8d3c", (0, (3, 1, 1, 1)), ">", "++")
+SETTINGS = dict(zip(SWEPT, (Look("#41ab5d", "-", "P"), Look("#2b8cbe", "--", "X"), Look("#252525", ":", "*")),
+                    strict=True))
+
+
+def look_of(policy: str, policies: Sequence[str]) -> Look:
+    """Among those of a plot: windows are told apart by their order."""
+    if policy in LOOKS:
+        return LOOKS[policy]
+    name = policy.partition("-")[0]
+    if name in SETTINGS:
+        return SETTINGS[name]
+    windowed = [one for one in policies if one.startswith(STATIC)]
+    return WINDOWED[windowed.index(policy) % len(WINDOWED)]
+
+
+def sheet(rows: int = 1, columns: int = 1, width: float = 7.2, height: float = 4.6) -> tuple[Figure, list[Axes]]:
+    drawn = Figure(figsize=(width, height), layout="constrained")
+    axes = drawn.subplots(rows, columns, squeeze=False)
+    return drawn, list(axes.flat)
+
+
+def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
+    axes.set(xlabel=x, ylabel=y, title=title)
+    axes.grid(visible=True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def logarithmic(axes: Axes, *directions: str) -> None:
+    """With few plain numbers beside the axis. Bands may leave the picture: lines decide what is shown."""
+    for direction in directions:
+        getattr(axes, f"set_{direction}scale")("log")
+        axis = axes.xaxis if direction == "x" else axes.yaxis
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+        shown = [float(value) for line in axes.lines for value in getattr(line, f"get_{direction}data")() if value > 0]
+        if shown:
+            getattr(axes, f"set_{direction}lim")(min(shown) / 1.4, max(shown) * 1.4)
+
+
+def curve(axes: Axes, points: Sequence[tuple[float, float]], policy: str, policies: Sequence[str],
+          **more: Any) -> None:
+    look = look_of(policy, policies)
+    axes.plot([x for x, _ in points], [y for _, y in points], color=look.color, linestyle=look.line,
+              marker=look.marker, markersize=4.5, label=words(policy), **{"linewidth": 1.6, **more})
+
+
+def shade(axes: Axes, bands: Mapping[float, Band], policy: str, policies: Sequence[str]) -> None:
+    """Between the ends of the bands. Two seeds tell so little that theirs would cover everything."""
+    known = [(x, band.low, band.high) for x, band in bands.items()
+             if band.low is not None and band.high is not None and len(band.values) > 2]
+    if known:
+        xs, low, high = zip(*known, strict=True)
+        axes.fill_between(xs, low, high, color=look_of(policy, policies).color, alpha=0.15, linewidth=0)
+
+
+def write(drawn: Figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn.savefig(path, dpi=DPI, metadata={"Software": None})
+    return path

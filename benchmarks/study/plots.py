@@ -1,0 +1,142 @@
+"""The plots of a shape, from its summary: first those of the effective-batching study, then ours.
+
+Says what is drawn where; looks.py says how it looks.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from benchmarks.study.figures import Levels
+from benchmarks.study.looks import curve, logarithmic, look_of, name_axes, shade, sheet, write
+from benchmarks.study.measures import USERS_SLOWDOWN
+from benchmarks.study.plan import COMPAT, SWEEP, USERS, WORKLOAD
+from benchmarks.study.policies import SWEPT
+from benchmarks.study.raw import Taken
+from benchmarks.study.timeline import timeline
+
+Told = Mapping[str, Any]
+TOKENS, LATENCY, TITLE = "# tokens requested", "request latency (s)", "Latency vs Requested Tokens"
+
+
+def draw(folder: Path, shape: str, told: Told, takens: Sequence[Taken]) -> list[Path]:
+    """Files, in the order in which they are shown."""
+    return list(drawn(folder / "plots", shape, told, takens))
+
+
+def drawn(folder: Path, shape: str, told: Told, takens: Sequence[Taken]) -> Iterator[Path]:
+    if COMPAT in told:
+        each = told[COMPAT]["policies"]
+        yield original(folder / f"{shape}-study-all.png", each, list(each))
+        for policy in each:
+            yield original(folder / f"{shape}-study-{policy}.png", each, [policy])
+    for workload, each in told.get(WORKLOAD, {}).items():
+        yield by_tokens(folder / f"{shape}-{workload}-latency.png", each, f"{shape}, workload {workload}")
+        yield fairness(folder / f"{shape}-{workload}-fairness.png", each, f"{shape}, workload {workload}")
+        if lines := [taken for taken in takens if (taken.run.part, taken.run.workload) == (WORKLOAD, workload)]:
+            yield timeline(folder / f"{shape}-{workload}-timeline.png", lines)
+    if SWEEP in told:
+        yield rates(folder / f"{shape}-rates.png", told[SWEEP]["policies"], shape)
+        yield sweet_spot(folder / f"{shape}-sweet-spot.png", told[SWEEP]["policies"], shape)
+    if USERS in told:
+        yield users(folder / f"{shape}-users.png", told[USERS], shape)
+
+
+def original(path: Path, each: Told, policies: Sequence[str]) -> Path:
+    drawing, [axes] = sheet()
+    for policy in policies:
+        means = [(tokens, band.mean) for tokens, band in each[policy]["latency_by_tokens"].items()]
+        curve(axes, means, policy, list(each))
+    name_axes(axes, TOKENS, LATENCY, TITLE)
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    return write(drawing, path)
+
+
+def by_tokens(path: Path, each: Told, title: str) -> Path:
+    drawing, [axes] = sheet(height=5.4)
+    for policy, one in each.items():
+        latencies = one["latency_by_tokens"]
+        shade(axes, latencies, policy, list(each))
+        curve(axes, [(tokens, band.mean) for tokens, band in latencies.items()], policy, list(each))
+    name_axes(axes, "tokens asked for", "request latency, waiting included (s)",
+              f"{title}: mean over seeds, 95 % band")
+    logarithmic(axes, "y")
+    drawing.legend(loc="outside lower center", ncols=3)
+    return write(drawing, path)
+
+
+def fairness(path: Path, each: Told, title: str) -> Path:
+    drawing, (left, middle, right) = sheet(1, 3, 10.5, 4.2)
+    bars(left, each, "jain", "Jain index (1: all alike)", "tokens/s of answers")
+    bars(middle, each, "slowdown", "slowdown", "latency / latency alone")
+    bars(right, each, "longest_wait", "longest wait", "until the first token (s)")
+    left.set_ylim(0, 1)
+    for axes in (middle, right):
+        axes.set_ylim(bottom=0)
+    drawing.suptitle(f"{title}: mean over seeds, 95 % band")
+    return write(drawing, path)
+
+
+def bars(axes: Axes, each: Told, figure: str, title: str, unit: str) -> None:
+    for place, (policy, one) in enumerate(each.items()):
+        band, look = one[figure], look_of(policy, list(each))
+        axes.bar(place, band.mean, color=look.color, alpha=0.65, hatch=look.hatch, edgecolor="black", linewidth=0.8)
+        if band.high is not None:
+            axes.errorbar(place, band.mean, yerr=[[min(band.mean - band.low, band.mean)], [band.high - band.mean]],
+                          color="black", capsize=3, linewidth=1)
+    axes.set_xticks(range(len(each)), list(each), rotation=45, ha="right")
+    name_axes(axes, "", unit, title)
+    axes.grid(visible=False, axis="x")
+
+
+def rates(path: Path, each: Mapping[str, Levels], shape: str) -> Path:
+    """Without settings that were swept: they have a plot of their own."""
+    shown = {policy: levels for policy, levels in each.items() if policy.partition("-")[0] not in SWEPT}
+    drawing, axes = sheet(1, 3, 13.5, 5.0)
+    for place, (figure, title) in enumerate((("tokens_per_second", "throughput (tokens/s)"),
+                                             ("latency_p50", "p50 of request latency (s)"),
+                                             ("latency_p95", "p95 of request latency (s)"))):
+        for policy, levels in shown.items():
+            points = [(one["requests_per_second"].mean, one[figure]) for one in levels.values()]
+            shade(axes[place], dict(points), policy, list(shown))
+            curve(axes[place], [(x, band.mean) for x, band in points], policy, list(shown))
+        name_axes(axes[place], "arrivals (requests/s)", title)
+        logarithmic(axes[place], "x", "y")
+    drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    drawing.suptitle(f"{shape}: Poisson arrivals, mean over seeds, 95 % band; a line ends where a policy is full")
+    return write(drawing, path)
+
+
+def sweet_spot(path: Path, each: Mapping[str, Levels], shape: str) -> Path:
+    """Throughput against latency: up and to the left is better. Each line is a policy at rising rates."""
+    drawing, [axes] = sheet(width=9.4, height=6.0)
+    swept = [policy for policy in each if policy.partition("-")[0] in SWEPT]
+    for policy, levels in each.items():
+        points = [(1e3 * one["per_token_p50"].mean, one["tokens_per_second"].mean) for one in levels.values()]
+        curve(axes, points, policy, list(each), **({"linewidth": 0.7, "alpha": 0.8} if policy in swept else {}))
+        if policy in swept:
+            axes.annotate(policy.partition("-")[2], points[-1], textcoords="offset points", xytext=(4, 3), fontsize=9)
+    name_axes(axes, "p50 of latency per token, waiting included (ms)", "throughput (tokens/s)",
+              f"{shape}: throughput against latency at rising rates; up and left is better")
+    logarithmic(axes, "x")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return write(drawing, path)
+
+
+def users(path: Path, told: Told, shape: str) -> Path:
+    drawing, [axes] = sheet()
+    for policy, levels in told["policies"].items():
+        points = [(level, one["per_token_p50"].mean / told["alone_per_token"]) for level, one in levels.items()]
+        curve(axes, [point for point in points if isfinite(point[1])], policy, list(told["policies"]))
+    axes.axhline(USERS_SLOWDOWN, color="black", linewidth=1, linestyle=(0, (6, 3)))
+    axes.annotate("twice as long as alone", (1, USERS_SLOWDOWN), textcoords="offset points", xytext=(0, 4), fontsize=9)
+    name_axes(axes, "users that ask again when they were answered", "p50 of latency per token / alone",
+              f"{shape}: users and what they feel")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.legend()
+    return write(drawing, path)

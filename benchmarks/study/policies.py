@@ -1,0 +1,76 @@
+"""The policies that are compared, by name, as settings of a router. Knows nothing of what is asked of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+STATIC = "static-"  # what follows is the window, in mean times that a request takes alone
+WINDOWS = 0.25, 1.0, 4.0
+STUDIED = "nobatch", "static", "dynamic"  # as the study calls them
+CACHED = "none", "static", "pause", "mixed"
+FIXED, CONTINUOUS, NOBATCH = "none", "mixed", "nobatch"
+SWEPT = {"batch": "max_batch_size", "stall": "max_decode_stall_ms", "prefill": "max_batch_prefill_tokens"}
+VARIANTS = (  # mixed steps with one setting changed
+    "batch-4", "batch-16", "batch-32", "stall-10", "stall-50", "stall-500",
+    "prefill-128", "prefill-512", "prefill-1024")
+SHOWN = ("nobatch", "none", "static", "pause", "mixed", "dynamic", *VARIANTS)
+HANDLERS = 8  # that the study's server has
+WORDS = {"nobatch": "no batching", "dynamic": "dynamic batching", "mixed": "continuous, mixed steps",
+         "pause": "continuous, pause", "none": "no batching"}
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What is the same for all policies of a shape."""
+
+    max_batch_size: int
+    mean_seconds: float = 1.0  # that a request takes alone
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """As they are shown: who batches less before who batches more, windows behind the one without."""
+    def place(name: str) -> tuple[int, float]:
+        kind = "static" if is_static(name) else name
+        return SHOWN.index(kind), float(name.removeprefix(STATIC)) if name != kind else 0.0
+    return sorted(names, key=place)
+
+
+def is_static(name: str) -> bool:
+    return name == "static" or name.startswith(STATIC)
+
+
+def windows(names: Sequence[float]) -> tuple[str, ...]:
+    return tuple(f"{STATIC}{window:g}" for window in names)
+
+
+def cached(name: str, house: House) -> dict[str, Any]:
+    """Of a policy beyond the study's own. No prompt is known from before, so that all policies do the same work."""
+    common = {"cache_scope": "off", "max_batch_size": house.max_batch_size}
+    word, _, value = name.partition("-")
+    if word in SWEPT:
+        return common | {SWEPT[word]: int(value)}
+    if word == "static":
+        window = {"static_window_ms": 1e3 * house.mean_seconds * float(value)} if value else {}
+        return common | {"batching": "static", **window}
+    return common | dict(POLICIES[name])
+
+
+POLICIES: Mapping[str, Mapping[str, Any]] = {
+    "none": {"batching": "none"}, "pause": {"prefill_policy": "pause"}, "mixed": {"prefill_policy": "mixed"},
+}
+
+
+def compat(name: str) -> dict[str, Any]:
+    """As the study has it: no cache, eight requests that are heard, and groups only of those that are alike."""
+    alike = {"static_equal_lengths": True} if name == "static" else {}
+    return {"batching": name, "recompute": True, "cache_scope": "off", "dialect": "batching",
+            "max_handlers": HANDLERS, **alike}
+
+
+def words(policy: str) -> str:
+    name, _, value = policy.partition("-")
+    if name in SWEPT:
+        return f"mixed, {SWEPT[name].replace('_', ' ')} {value}"
+    if value:
+        return f"static, window {value} of a request"
+    return WORDS.get(policy, policy)

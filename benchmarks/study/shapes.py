@@ -1,0 +1,54 @@
+"""What is served: shapes of published models with random weights, a model in a folder, or none, with costs like those
+of the study's GPU. Knows how a shard and a router are told; starts neither.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.checkpoint import SHAPES, make
+
+SIMULATED, DEMO = "simulated", "demo"
+NAMES = (SIMULATED, "gpt2-medium", "qwen2.5-0.5b", DEMO, "tiny")
+
+# The study's results tell two things of a pass over so many tokens without a cache: alone a request takes 18 ms a
+# token, with eight in flight a pass takes 100 ms. Its requests for 5 to 145 tokens are 53 long in the mean over their
+# passes. So a + 53 c = 18 ms and a + 8 * 53 c = 100 ms.
+MEAN_LENGTH, SOLO_SECONDS, EIGHT_SECONDS = 53, 0.018, 0.100
+TOKEN_SECONDS = (EIGHT_SECONDS - SOLO_SECONDS) / (7 * MEAN_LENGTH)
+PASS_SECONDS = SOLO_SECONDS - MEAN_LENGTH * TOKEN_SECONDS
+MEAN_SERVICE = 11.02 / 8  # seconds of a request alone there: eight are in flight, each takes eight times that
+CACHE_TOKENS = 16_384  # for 64 requests of 256: none is longer
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    name: str
+    folder: str = ""  # of a model
+    shard: Mapping[str, Any] = field(default_factory=dict)  # its settings
+    router: Mapping[str, Any] = field(default_factory=dict)
+
+
+def simulated(pace: float) -> Shape:
+    """So many times faster than the study's GPU. A decoding sequence costs what a token of a prompt does."""
+    costs = {"seconds_per_step": PASS_SECONDS / pace, "seconds_per_row": TOKEN_SECONDS / pace,
+             "seconds_per_chunk_token": TOKEN_SECONDS / pace, "seconds_per_place": 0.0, "mean_output_length": 0.0}
+    return Shape(SIMULATED, shard={"simulated": costs})
+
+
+def real(name: str, folder: Path) -> Shape:
+    """The cache is as large on every machine, so that memory decides nothing."""
+    return Shape(name, str(folder.resolve()), router={"max_batch_total_tokens": CACHE_TOKENS})
+
+
+def shape_of(name: str, models: Path, demo: Path | None, pace: float) -> Shape:
+    """Weights that are not there yet are made."""
+    if name == SIMULATED:
+        return simulated(pace)
+    if name in SHAPES:
+        return real(name, make(name, models / name))
+    if demo is None or not (demo / "config.json").exists():
+        raise ValueError(f"--shapes {DEMO} needs --demo FOLDER, the folder of the model that comes with weft: "
+                         "launcher/demo/model")
+    return real(DEMO, demo)

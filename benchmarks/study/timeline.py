@@ -1,0 +1,40 @@
+"""The time line of a batch: who sat in which slot when, for each policy with the same requests below each other."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from benchmarks.study.looks import name_axes, sheet, write
+from benchmarks.study.policies import words
+from benchmarks.study.raw import Taken
+from benchmarks.study.seats import seats, stays
+
+SHOWN = ("none", "static", "pause", "mixed")
+GREYS = "#c6dbef", "#6baed6", "#2171b5", "#9ecae1"  # neighbours differ in grey as well
+
+
+def timeline(path: Path, takens: Sequence[Taken]) -> Path:
+    """Of the first seed."""
+    first = min(taken.run.seed for taken in takens)
+    found = {taken.run.policy: taken for taken in takens if taken.run.seed == first}
+    shown = [found[policy] for policy in SHOWN if policy in found] or list(found.values())
+    drawing, axes = sheet(len(shown), 1, 10.0, 1.0 + 1.7 * len(shown))
+    end = max(record.ended for taken in shown for record in taken.records)
+    for place, taken in zip(axes, shown, strict=True):
+        panel(place, taken)
+        place.set_xlim(0, end)
+    axes[-1].set_xlabel("time (s)")
+    drawing.suptitle(f"{shown[0].run.shape}, workload {shown[0].run.workload}, seed {first}: a bar is a request, from "
+                     "its first token to its last")
+    return write(drawing, path)
+
+
+def panel(axes: Axes, taken: Taken) -> None:
+    for number, seat in enumerate(seats(stays(taken.records))):
+        axes.barh(seat.slot, seat.end - seat.begin, left=seat.begin, height=0.86, color=GREYS[number % len(GREYS)],
+                  edgecolor="black", linewidth=0.4)
+    name_axes(axes, "", "slot", words(taken.run.policy))
+    axes.set_ylim(max(3.6, *axes.get_ylim()), -0.6)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,0 +1,85 @@
+"""What is asked and when: the three workloads of the effective-batching study, and ours for rates and for users.
+
+The same seed gives the same asks. `speed` divides all times, so that a server that is faster than the study's gets a
+load as heavy in relation. Knows no server.
+"""
+
+from collections.abc import Iterator
+from random import Random
+
+from benchmarks.bench.record import Ask
+
+FIGURE_LENGTHS = tuple(range(5, 150, 5))
+HEAD_LENGTHS = 1, 25, 100
+README_MEAN, README_DEVIATION, README_MOST = 100, 50, 200  # the study says "normal, from 1 to 200" and no more
+BURST = 5
+LENGTHS = tuple(range(8, 65, 8))  # of answers under load, beyond the study's
+LETTERS = "abcdefghijklmnopqrstuvwxyz    "
+SOLO_LENGTHS = 1, 25, 50, 100, 150, 200
+PRESETS = "figure", "readme", "head"
+
+
+def figure(random: Random) -> Iterator[tuple[float, int]]:
+    """Pause before a request, and its tokens. Every length ten times, shuffled; bursts of five."""
+    lengths = [length for length in FIGURE_LENGTHS for _ in range(10)]
+    random.shuffle(lengths)
+    for number, length in enumerate(lengths):
+        yield (random.uniform(0, 5) if number and number % BURST == 0 else 0.0), length
+
+
+def readme(random: Random) -> Iterator[tuple[float, int]]:
+    """About one a second."""
+    while True:
+        length = round(random.gauss(README_MEAN, README_DEVIATION))
+        yield random.uniform(0, 2), min(max(length, 1), README_MOST)
+
+
+def head(random: Random) -> Iterator[tuple[float, int]]:
+    """What the study's client asks unless told otherwise."""
+    while True:
+        yield random.uniform(0, 1), random.choice(HEAD_LENGTHS)
+
+
+KINDS = {"figure": figure, "readme": readme, "head": head}
+
+
+def preset(name: str, seed: int, requests: int, speed: float) -> list[Ask]:
+    asks: list[Ask] = []
+    now, source = 0.0, KINDS[name](Random(seed))
+    for number, (pause, length) in zip(range(requests), source, strict=False):
+        now += pause / speed
+        asks.append(Ask(number, f"Request {number}", length, at=now))
+    return asks
+
+
+def poisson(seed: int, requests: int, rate: float, size: int) -> list[Ask]:
+    """So many a second, whoever waits."""
+    random = Random(seed)
+    asks = closed(seed, requests, size)
+    now, moments = 0.0, []
+    for _ in asks:
+        now += random.expovariate(rate)
+        moments.append(now)
+    return [Ask(ask.number, ask.prompt, ask.output_tokens, at=at) for ask, at in zip(asks, moments, strict=True)]
+
+
+def closed(seed: int, requests: int, size: int) -> list[Ask]:
+    """For users that ask again when they were answered, with prompts of so many letters that hardly two are alike. All
+    lengths come equally often, so that seeds differ in order and not in work."""
+    random = Random(seed)
+    lengths = [LENGTHS[number % len(LENGTHS)] for number in range(requests)]
+    random.shuffle(lengths)
+    return [Ask(number, letters(random, size), length) for number, length in enumerate(lengths)]
+
+
+def letters(random: Random, size: int) -> str:
+    return "".join(random.choices(LETTERS, k=size))
+
+
+def alone(kind: str, repeat: int, size: int) -> list[Ask]:
+    """One after the other, to know what a request takes when nobody else is there."""
+    if kind == "long":
+        random = Random(0)
+        return [Ask(number, letters(random, size), length) for number, length in enumerate(LENGTHS * repeat)]
+    return [Ask(number, f"Request {number}", length) for number, length in enumerate(SOLO_LENGTHS * repeat)]
+

@@ -1,0 +1,73 @@
+import json
+from functools import cache
+from math import inf, isnan, nan
+from typing import Any
+
+import pytest
+from studied import SCOPE, study
+
+from benchmarks.study.arithmetic import Band
+from benchmarks.study.figures import plain, summary, users_at
+from benchmarks.study.plan import Pace
+
+pytestmark = pytest.mark.slow
+
+
+@cache
+def told() -> dict[str, Any]:
+    return summary(study(SCOPE))
+
+
+def test_the_summary_leads_with_the_figures_of_the_studys_mode() -> None:
+    """Where nobody waits, latency is a line."""
+    assert list(told())[:2] == ["continuous_latency_correlation", "continuous_mean_latency_ratio"]
+    assert told()["continuous_latency_correlation"] == pytest.approx(1)
+    assert 0 < told()["continuous_mean_latency_ratio"] < 0.7
+
+
+def test_every_part_is_there_and_only_if_it_was_measured() -> None:
+    assert list(told()["shapes"]["simulated"]) == ["compat", "workload", "sweep", "users"]
+    solo = summary([taken for taken in study(SCOPE) if taken.run.part == "solo"])
+    assert solo["shapes"] == {"simulated": {}}
+    assert isnan(solo["continuous_latency_correlation"])
+
+
+def test_every_seed_gives_a_value_and_together_a_band() -> None:
+    latency = told()["shapes"]["simulated"]["compat"]["policies"]["nobatch"]["mean_latency"]
+    assert len(latency.values) == 2
+    assert latency.low < latency.mean < latency.high
+
+
+def test_saturation_is_told_beside_that_of_one_at_a_time() -> None:
+    most = told()["shapes"]["simulated"]["sweep"]["saturation"]
+    assert most["none"]["by_none"] == 1
+    assert most["none"]["tokens_per_second"] == pytest.approx(100, rel=0.1)  # a hundredth of a second a token
+    assert most["mixed"]["level"] == 16
+    assert most["mixed"]["by_none"] > 5
+
+
+def test_continuous_batching_stands_beside_the_best_static_groups() -> None:
+    beside = told()["shapes"]["simulated"]["sweep"]["static_peak"]
+    assert beside["policy"] in {"static", "static-1"}
+    assert beside["continuous_tokens_per_second"] >= 0.9 * beside["tokens_per_second"]
+    assert beside["latency_ratio"] < 1
+
+
+def test_users_are_counted_at_twice_the_latency_of_one_alone() -> None:
+    found = told()["shapes"]["simulated"]["users"]
+    assert found["alone_per_token"] == pytest.approx(0.01)
+    assert found["at_twice"]["mixed"].mean > found["at_twice"]["none"].mean
+    assert found["by_none"]["none"] == 1
+
+
+def test_users_that_were_never_too_many_are_as_many_as_were_tried() -> None:
+    runs = [taken for taken in study(SCOPE) if taken.run.part == "users" and taken.run.policy == "mixed"]
+    pace = Pace(*[((1.0, 1.0),)] * 3)
+    assert users_at(runs, inf, pace) == max(taken.run.level for taken in runs)
+
+
+def test_what_is_no_number_is_null_in_json() -> None:
+    text = json.dumps(plain({"band": Band(1.0, None, None, (1.0,)), 0.5: (nan, inf, 3), "words": "x"}), allow_nan=False)
+    assert json.loads(text) == {"band": {"mean": 1.0, "low": None, "high": None, "values": [1.0]},
+                                "0.5": [None, None, 3], "words": "x"}
+    json.dumps(plain(told()), allow_nan=False)

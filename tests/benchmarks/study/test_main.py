@@ -1,0 +1,64 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclopts import App, CycloptsError
+
+from benchmarks.study.__main__ import DEFAULT, QUICK, Settings, batching, folder_of, scope_of
+
+EVERYTHING = Settings()
+
+
+def parse(*arguments: str) -> Any:
+    app = App(result_action="return_value")
+    app.default(keep)
+    return app(arguments, exit_on_error=False, print_error=False)
+
+
+def keep(settings: Settings = EVERYTHING) -> Settings:
+    return settings
+
+
+def test_without_arguments_everything_is_measured_on_a_simulated_shard() -> None:
+    settings = parse()
+    assert settings == EVERYTHING
+    assert scope_of(settings) == DEFAULT
+    assert settings.shapes == ("simulated",)
+
+
+def test_parts_shapes_and_sizes_can_be_chosen() -> None:
+    settings = parse("--parts", "compat", "sweep", "--shapes", "gpt2-medium", "--seeds", "3", "--windows", "2",
+                     "--levels", "1", "4", "--users", "1", "8")
+    assert (settings.parts, settings.shapes) == (("compat", "sweep"), ("gpt2-medium",))
+    scope = scope_of(settings)
+    assert (scope.seeds, scope.windows, scope.levels, scope.users) == (3, (2.0,), (1.0, 4.0), (1, 8))
+
+
+@pytest.mark.parametrize("wrong", ["--parts=all", "--shapes=gpt5", "--seeds=0", "--levels=0", "--policies=best"])
+def test_what_makes_no_sense_is_refused(wrong: str) -> None:
+    with pytest.raises(CycloptsError, match=wrong.partition("=")[2]):
+        parse(wrong)
+
+
+def test_results_go_where_date_and_hardware_say() -> None:
+    made = {"date": "2025-01-31", "hardware": "Some CPU, 2 cores"}
+    assert folder_of(EVERYTHING, made).name == "batching-2025-01-31-some-cpu-2-cores"
+    assert folder_of(Settings(folder=Path("here")), made) == Path("here").resolve()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fonts")
+def test_a_quick_study_leaves_records_summary_plots_and_a_page(tmp_path: Path,
+                                                               capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(quick=True, parts=("compat",), folder=tmp_path)
+    batching(settings)
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["folder"] == str(tmp_path)
+    told = json.loads((tmp_path / "summary.json").read_text())
+    assert told["continuous_latency_correlation"] == last["continuous_latency_correlation"]
+    assert len(list((tmp_path / "raw" / "compat").iterdir())) == 3 * QUICK.seeds
+    csv = (tmp_path / "csv" / "simulated-compat-seed0" / "data" / "token_data_dynamic.csv").read_text()
+    lengths = told["shapes"]["simulated"]["compat"]["policies"]["dynamic"]["latency_by_tokens"]
+    assert len(csv.splitlines()) <= len(lengths) <= QUICK.requests * QUICK.seeds
+    assert "study-all.png" in (tmp_path / "README.md").read_text()

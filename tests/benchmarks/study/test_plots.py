@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from studied import SCOPE, study
+
+from benchmarks.study import plots
+from benchmarks.study.figures import summary
+from benchmarks.study.looks import LOOKS, curve, logarithmic, look_of, sheet
+from benchmarks.study.policies import CACHED, VARIANTS, windows
+
+pytestmark = pytest.mark.usefixtures("fonts")
+SHOWN = (*CACHED, *VARIANTS, *windows((0.25, 1.0, 4.0)))
+
+
+@pytest.fixture
+def drawings(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """What would be written."""
+    found: list[Figure] = []
+
+    def keep(drawn: Figure, path: Path) -> Path:
+        found.append(drawn)
+        return path
+    for module in ("plots", "timeline"):
+        monkeypatch.setattr(f"benchmarks.study.{module}.write", keep)
+    return found
+
+
+@pytest.mark.slow
+def test_axes_have_names_and_lines_are_told_apart(drawings: list[Figure], tmp_path: Path) -> None:
+    takens = study(SCOPE)
+    paths = plots.draw(tmp_path, "simulated", summary(takens)["shapes"]["simulated"], takens)
+    assert len(paths) == len(set(paths)) == len(drawings) == 10
+    for drawing in drawings:
+        assert all(axes.get_ylabel() for axes in drawing.axes)
+        assert any(axes.get_xlabel() or axes.get_xticklabels() for axes in drawing.axes)
+        legends = [*drawing.legends, *(axes.get_legend() for axes in drawing.axes)]
+        assert any(legends) or all(axes.patches for axes in drawing.axes)
+
+
+@pytest.mark.slow
+def test_the_studys_plots_say_what_they_said_there(drawings: list[Figure], tmp_path: Path) -> None:
+    takens = study(SCOPE)
+    plots.draw(tmp_path, "simulated", summary(takens)["shapes"]["simulated"], takens)
+    for drawing, lines in zip(drawings[:4], (3, 1, 1, 1), strict=True):
+        [axes] = drawing.axes
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("# tokens requested", "request latency (s)")
+        assert (axes.get_title(), len(axes.lines)) == ("Latency vs Requested Tokens", lines)
+
+
+def test_policies_differ_in_more_than_colour() -> None:
+    """Of a setting there are several values, which are written beside them."""
+    looks = {look_of(policy, SHOWN)[1:3] for policy in SHOWN if policy not in VARIANTS}
+    assert len(looks) == len(SHOWN) - len(VARIANTS)
+    assert not looks & {look_of(policy, SHOWN)[1:3] for policy in VARIANTS}
+    assert len({look.hatch for name, look in LOOKS.items() if name in CACHED}) == len(CACHED)
+
+
+def test_a_logarithmic_axis_shows_all_lines_and_plain_numbers() -> None:
+    _, [axes] = sheet()
+    curve(axes, [(0.5, 3.0), (20.0, 400.0)], "mixed", ["mixed"])
+    logarithmic(axes, "x", "y")
+    assert axes.get_xlim() == pytest.approx((0.5 / 1.4, 28.0))
+    assert axes.yaxis.get_major_formatter()(200.0, 0) == "200"
+
+
+def test_a_plot_is_a_file_in_a_folder_that_is_made(tmp_path: Path) -> None:
+    drawing, [axes] = sheet()
+    assert isinstance(axes, Axes)
+    path = plots.write(drawing, tmp_path / "plots" / "one.png")
+    assert path.read_bytes().startswith(b"\x89PNG")

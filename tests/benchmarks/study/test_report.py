@@ -1,0 +1,39 @@
+from math import nan
+from pathlib import Path
+
+import pytest
+from studied import MADE, SCOPE, study
+
+from benchmarks.study.arithmetic import Band
+from benchmarks.study.figures import summary
+from benchmarks.study.policies import words
+from benchmarks.study.report import COLUMNS, figure, grid, page, table
+
+
+def test_a_figure_has_its_band_if_there_is_one() -> None:
+    assert figure(Band(2.0, 1.5, 2.5, (1.8, 2.2)), 1) == "2.0 ± 0.5"
+    assert (figure(Band(2.0, None, None, (2.0,)), 2), figure(1.234, 2), figure(nan, 2)) == ("2.00", "1.23", "-")
+
+
+def test_a_grid_is_markdown() -> None:
+    assert grid(["policy", "s"], [["none", "1.0"]]) == "| policy | s |\n| --- | ---: |\n| none | 1.0 |"
+
+
+@pytest.mark.slow
+def test_the_table_tells_every_figure_of_every_policy() -> None:
+    text = table(summary(study(SCOPE)))
+    assert text.count("\n### ") + text.startswith("### ") == 4
+    assert all(f" {name} |" in text for name, _, _ in COLUMNS)
+    for policy in ("nobatch", "static", "dynamic", "none", "static-1", "pause", "mixed", "batch-4"):
+        assert f"| {words(policy)} |" in text
+
+
+@pytest.mark.slow
+def test_the_page_says_what_was_run_and_shows_the_plots(tmp_path: Path) -> None:
+    text = page(summary(study(SCOPE)), [MADE, MADE], [tmp_path / "plots" / "one.png"], tmp_path)
+    assert text.count("- 2025-01-31, `weft study batching`, on a machine, with weft 0.1.0\n") == 1
+    assert "![one](plots/one.png)" in text
+
+
+def test_a_study_without_the_studys_mode_has_no_words_about_it() -> None:
+    assert table({"shapes": {"simulated": {}}}) == ""

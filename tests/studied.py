@@ -1,0 +1,89 @@
+"""A study without servers: records of every run of a plan, with latencies that a rule says."""
+
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from heapq import heapreplace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.bench.record import Ask, Record
+from benchmarks.processes import Server
+from benchmarks.study.experiments import Experiments
+from benchmarks.study.plan import PARTS, Plan, Scope
+from benchmarks.study.raw import Raw, Taken
+from benchmarks.study.shapes import simulated
+
+MADE = {"date": "2025-01-31", "hardware": "a machine", "command": "weft study batching",
+        "versions": {"weft": "0.1.0"}}
+SCOPE = Scope(seeds=2, presets=("figure",), windows=(1.0,), levels=(0.5, 1.0, 4.0, 16.0),
+              variants=("batch-4", "stall-50"), users=(1, 4, 16), requests=40, span=20.0)
+TOKEN = 0.01  # seconds
+
+
+class House:
+    """Policies by what a request takes: alone a hundredth of a second a token."""
+
+    def __init__(self) -> None:
+        self.servers: list[dict[str, Any]] = []
+        self.asked: list[int] = []  # how many in each run, without those that warm up
+
+    @contextmanager
+    def serving(self, _: int, *, settings: dict[str, Any], **__: Any) -> Iterator[Server]:
+        self.servers.append(settings)
+        yield Server(1, 2, len(self.servers) - 1, Path())
+
+    def ask(self, port: int, dialect: str, asks: Sequence[Ask], concurrency: int | None) -> list[Record]:
+        settings = self.servers[port]
+        if asks[0].prompt == "Request":
+            return []
+        self.asked.append(len(asks))
+        serve = one_by_one if settings.get("batching") in {"none", "nobatch", "static"} else at_once
+        return serve(asks, concurrency, streamed=dialect != "batching")
+
+    def experiments(self, folder: Path) -> Experiments:
+        return Experiments(folder, MADE, self.serving, self.ask, lambda _: {"throughput": 1.0})
+
+
+def at_once(asks: Sequence[Ask], concurrency: int | None, *, streamed: bool) -> list[Record]:
+    """Everybody takes a fifth longer for each of eight others. Who is not streamed waits for one of eight handlers."""
+    slower = 1 + min((concurrency or 2) - 1, 8) / 5
+    free, records = [0.0] * 8, []
+    for ask in asks:
+        begun = ask.at if streamed else max(ask.at, free[0])
+        records.append(answered(ask, ask.at, begun, ask.output_tokens * TOKEN * slower, streamed=streamed))
+        heapreplace(free, records[-1].ended)
+    return records
+
+
+def one_by_one(asks: Sequence[Ask], concurrency: int | None, *, streamed: bool) -> list[Record]:
+    """Users ask again when they were answered."""
+    records: list[Record] = []
+    free = 0.0
+    for number, ask in enumerate(asks):
+        sent = ask.at
+        if concurrency:
+            sent = records[number - concurrency].ended if number >= concurrency else 0.0
+        records.append(answered(ask, sent, max(sent, free), ask.output_tokens * TOKEN, streamed=streamed))
+        free = records[-1].ended
+    return records
+
+
+def answered(ask: Ask, sent: float, begun: float, seconds: float, *, streamed: bool) -> Record:
+    times = [begun + seconds * (number + 1) / ask.output_tokens for number in range(ask.output_tokens)]
+    return Record(ask, sent, begun + seconds, array("d", times if streamed else []), ask.output_tokens, status=200)
+
+
+@cache
+def study(scope: Scope) -> Sequence[Taken]:
+    """All runs, as they are read from their files."""
+    with TemporaryDirectory() as folder:
+        experiments = House().experiments(Path(folder))
+        empty = Plan(simulated(1.0), scope)
+        plan = replace(empty, pace=experiments.pace(empty))
+        for part in PARTS:
+            experiments.part(plan, part)
+        return Raw(Path(folder)).all()
