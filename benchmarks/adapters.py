@@ -18,7 +18,7 @@ import torch
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.checkpoint import SHAPES, make, write_tensors
+from benchmarks.checkpoint import LLAMAS, SHAPES, make, write_tensors
 from benchmarks.saved import hardware, tell, today
 from benchmarks.step import prepared, timed
 from shard.change import Step
@@ -31,7 +31,7 @@ GOALS = {1: 15, 8: 25, 16: 35}  # percent of the throughput, with 16 streams and
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    shape: Literal[tuple(SHAPES)] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
+    shape: Literal[LLAMAS] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
     "Which model's sizes."
     streams: Annotated[int, Parameter(validator=Number(gte=1))] = 16
     "How many sequences decode."

@@ -21,7 +21,7 @@ import cyclopts
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.checkpoint import SHAPES, make
+from benchmarks.checkpoint import LLAMAS, SHAPES, make
 from benchmarks.saved import hardware, tell, today
 
 ALLOWED = 0.5e9  # bytes beside 1.1 times the weights
@@ -34,7 +34,7 @@ INTERVAL = 0.02  # seconds between two looks
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    shape: Literal[tuple(SHAPES)] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
+    shape: Literal[LLAMAS] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
     "Which model's sizes."
     num_shard: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 2)
     "Shards that share the model; one point for each number."

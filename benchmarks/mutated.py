@@ -26,7 +26,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.adapters import linears
-from benchmarks.checkpoint import SHAPES, make, write_tensors
+from benchmarks.checkpoint import LLAMAS, make, write_tensors
 from benchmarks.saved import hardware, save
 from benchmarks.served import served, session, token_times
 from benchmarks.spoiled import CONFIG, WEIGHTS, spoiled
@@ -44,7 +44,7 @@ PREFIX = re.compile(r"^Request failed during generation: (the adapter \S+: )?")
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    shape: Literal[tuple(SHAPES)] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
+    shape: Literal[LLAMAS] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
     "Which model's sizes."
     streams: Annotated[int, Parameter(validator=Number(gte=1))] = 8
     "How many streams decode."

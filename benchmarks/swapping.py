@@ -26,7 +26,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.adapters import GOALS, make_adapter
-from benchmarks.checkpoint import SHAPES, make
+from benchmarks.checkpoint import LLAMAS, make
 from benchmarks.saved import hardware, save
 from benchmarks.served import served, session, token_times
 from router.figures import percentile
@@ -38,7 +38,7 @@ SAME, MIXED = (16,), (8, 16, 32, 64)  # ranks
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    shape: Literal[tuple(SHAPES)] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
+    shape: Literal[LLAMAS] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
     "Which model's sizes."
     streams: Annotated[int, Parameter(validator=Number(gte=1))] = 16
     "How many requests are under way at once."

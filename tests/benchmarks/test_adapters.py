@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.adapters import Settings, linears, make_adapter, measure, summary, table
-from benchmarks.checkpoint import SHAPES, make
+from benchmarks.checkpoint import LLAMAS, SHAPES, make
 from shard.config import ShardConfig
 from shard.loading import load
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", LLAMAS)
 def test_every_linear_of_every_layer_is_named_once(shape: str) -> None:
     names = [name for name, _, _ in linears(shape)]
     assert len(names) == len(set(names)) == 7 * SHAPES[shape]["num_hidden_layers"]
