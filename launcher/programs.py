@@ -1,4 +1,5 @@
-"""Commands that are programs of their own, each run as a child: what is given goes to them, and they end as they end.
+"""Commands that are programs of their own: what is given goes to them, and they end as they end. One with a command
+line of its own takes our place, another is a child.
 
 Knows none of them by what it does.
 """
@@ -28,14 +29,13 @@ Words = Annotated[str, Parameter(allow_leading_hyphen=True, show=False)]
 
 
 def chat_command(
-        *, url: Annotated[str, Parameter(help="Where the server is.")] = "http://127.0.0.1:3000",
+        *, url: Server = LOCAL,
         model: Annotated[str, Parameter(help="What to ask for, where a server has several.")] = "",
         system: Annotated[str, Parameter(help="What the model is told before all questions.")] = "",
         max_tokens: Annotated[int | None, Parameter(help="Most tokens of an answer.")] = None,
         temperature: Annotated[float | None, Parameter(help="0 always takes the likeliest token.")] = None,
         seed: Annotated[int | None, Parameter(help="The same seed gives the same answers.")] = None,
-        api_key: Annotated[str, Parameter(help="Key that the server asks for.", env_var=(API_KEY, "API_KEY"))] = "",
-) -> None:
+        api_key: Key = "") -> None:
     """Chat with a served model in this terminal, or ask it what comes on standard input, a question on each line."""
     with left_to_the_child(signal.SIGINT):
         run_module("router.http.client", {API_KEY: api_key}, url=url, model=model, system=system,

@@ -14,7 +14,6 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
-from typing import NoReturn
 
 import uvloop
 from cyclopts import CycloptsError
@@ -50,14 +49,15 @@ async def measure(settings: Settings, name: str, command: str, salt: str, result
     asks, facts = await prepared(settings, salt)
     given = asdict(settings) | {"api_key": "", "versus": shown(shlex.split(settings.versus))}
     records: list[Record] = []
-    progress = Progress()
+    progress, is_whole = Progress(), False
     try:
         async with nullcontext() if settings.quiet else showing(progress), measured() as overhead:
             await drive(settings.target, asks, settings.clients, seconds=settings.seconds, watch=progress,
                         records=records)
+        is_whole = True
     finally:
         if records:
-            window = settings.warm_up, end_of(settings, records)
+            window = settings.warm_up, end_of(settings, records, is_whole=is_whole)
             results.append(Result(
                 name, command, given, today(), hardware(), facts, summary(records, window, settings.goals), records,
                 overhead.told(records, is_open=settings.is_open), window))
@@ -67,13 +67,14 @@ async def measure(settings: Settings, name: str, command: str, salt: str, result
         raise Failed(f"everything was over after {window[1]:.1f} s, within --warm-up {settings.warm_up:g}")
 
 
-def end_of(settings: Settings, records: Sequence[Record]) -> float:
-    """Of the window: what comes behind --seconds does not count, unless there was nothing to send before."""
+def end_of(settings: Settings, records: Sequence[Record], *, is_whole: bool) -> float:
+    """Of the window: what comes behind --seconds does not count. It ends before them where nothing was left to send, or
+    somebody called it off."""
     last = max(record.ended for record in records)
     if settings.seconds is None:
         return last
     runs_dry = settings.is_open and (settings.requests is not None or settings.trace)
-    return min(settings.seconds, last) if runs_dry else settings.seconds
+    return min(settings.seconds, last) if runs_dry or not is_whole else settings.seconds
 
 
 async def prepared(settings: Settings, salt: str) -> tuple[Iterable[Ask], dict[str, str]]:
@@ -166,8 +167,8 @@ def allow_connections() -> None:
 def bench(words: list[str]) -> None:
     settings = read_settings(words)
     second = other(words, settings) if settings.versus else None
-    check_places(settings)
-    check_places(second or settings)
+    for one in filter(None, (settings, second)):
+        check_places(one)
     allow_connections()
     results: list[Result] = []
     try:
@@ -187,16 +188,11 @@ def main() -> None:
     try:
         bench(words)
     except (CycloptsError, ValueError) as error:
-        fail(str(error), 2)
+        shards.fail(error, 2)
     except (Failed, NoAnswer, OSError) as error:
-        fail(str(error), 1)
+        shards.fail(error, 1)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-
-
-def fail(reason: str, code: int) -> NoReturn:
-    sys.stderr.write(f"weft: {' '.join(reason.split())}\n")
-    raise SystemExit(code)
 
 
 if __name__ == "__main__":

@@ -75,13 +75,13 @@ class Answer:
     """Reads what comes; of what is no stream the bytes are kept."""
 
     def __init__(self, dialect: Dialect, record: Record, began: float, watch: Watch | None) -> None:
-        self._dialect, self._record, self._began = dialect, record, began
-        self._events = Events(dialect)
+        self._record, self._began = record, began
+        self._events = Events(dialect.read) if dialect.read is not None else None
         self._watch = watch
         self._pieces: list[bytes] = []
 
     def heard(self, status: int, piece: bytes, now: float) -> None:
-        if status != 200 or not self._dialect.streamed:
+        if status != 200 or self._events is None:
             self._pieces.append(piece)
             return
         try:
@@ -107,8 +107,8 @@ class Answer:
         record, body = self._record, b"".join(self._pieces)
         if record.status != 200:
             record.error = f"{record.status}: {error_in(body)}"
-        elif not self._dialect.streamed:
-            self._dialect.read(json.loads(body))
+        elif self._events is None:
+            json.loads(body)
             record.num_tokens = record.ask.output_tokens
         elif not record.times and not record.error:
             record.error = "an answer without a token"

@@ -35,8 +35,7 @@ class Options:
 class Dialect:
     path: str
     body: Callable[[Ask, Options], Body]
-    read: Callable[[Any], Part]  # an event, or the answer if it is not streamed
-    streamed: bool = True
+    read: Callable[[Any], Part] | None  # an event; None: an answer comes whole, with as many tokens as were asked for
     counting: Callable[[str, Options], Body] = lambda text, _: {"inputs": text}  # for POST /tokenize
 
 
@@ -98,11 +97,6 @@ def inference_body(ask: Ask, _: Options) -> Body:
     return {"prompt": ask.prompt, "num_tokens": ask.output_tokens}
 
 
-def read_inference(_: Any) -> Part:
-    """It says nothing of tokens: they are as many as were asked for."""
-    return Part(brings=True)
-
-
 def error_of(answer: Any) -> str:
     """In words, in whichever dialect."""
     found = answer.get("error", answer) if isinstance(answer, dict) else answer
@@ -118,15 +112,15 @@ DIALECTS: Mapping[str, Dialect] = {
     "lorax": Dialect("/generate_stream", lorax_body, read_tgi),
     "openai": Dialect("/v1/completions", openai_body, read_openai, counting=count_for_openai),
     "openai-chat": Dialect("/v1/chat/completions", chat_body, read_openai, counting=count_for_openai),
-    "batching": Dialect("/inference", inference_body, read_inference, streamed=False),
+    "batching": Dialect("/inference", inference_body, None),
 }
 
 
 class Events:
     """Cuts a stream of server-sent events, in whatever pieces it comes, into what they say."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
+    def __init__(self, read: Callable[[Any], Part]) -> None:
+        self._read = read
         self._rest = b""
 
     def heard(self, piece: bytes) -> Iterator[Part]:
@@ -135,4 +129,4 @@ class Events:
         self._rest = lines.pop()
         for line in lines:
             if line.startswith(b"data:") and (event := line[5:].strip()) != b"[DONE]":
-                yield self._dialect.read(json.loads(event))
+                yield self._read(json.loads(event))

@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
     def _chunks(self, head: Head, now: float) -> None:
         """What came at once is told at once. A chunk is told when it is whole."""
         data, at, pieces, is_last = self._rest, 0, [], False
-        while not is_last and (line := data.find(END, at)) >= 0:
+        while (line := data.find(END, at)) >= 0:
             size = int(data[at:line].partition(b";")[0], 16)
             begin = line + 2
             if size == 0:

@@ -5,8 +5,10 @@ load as heavy in relation. Knows no server.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
+from benchmarks.bench import arrivals
 from benchmarks.bench.record import Ask
 
 FIGURE_LENGTHS = tuple(range(5, 150, 5))
@@ -54,13 +56,8 @@ def preset(name: str, seed: int, requests: int, speed: float) -> list[Ask]:
 
 def poisson(seed: int, requests: int, rate: float, size: int) -> list[Ask]:
     """So many a second, whoever waits."""
-    random = Random(seed)
-    asks = closed(seed, requests, size)
-    now, moments = 0.0, []
-    for _ in asks:
-        now += random.expovariate(rate)
-        moments.append(now)
-    return [Ask(ask.number, ask.prompt, ask.output_tokens, at=at) for ask, at in zip(asks, moments, strict=True)]
+    moments = arrivals.poisson(rate, Random(seed))
+    return [replace(ask, at=at) for ask, at in zip(closed(seed, requests, size), moments, strict=False)]
 
 
 def closed(seed: int, requests: int, size: int) -> list[Ask]:

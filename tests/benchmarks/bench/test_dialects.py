@@ -24,7 +24,9 @@ def stream(events) -> bytes:
 
 
 def read(dialect: str, data: bytes, size: int) -> list[Part]:
-    events = Events(DIALECTS[dialect])
+    reader = DIALECTS[dialect].read
+    assert reader is not None
+    events = Events(reader)
     return [part for at in range(0, len(data), size) for part in events.heard(data[at:at + size])]
 
 

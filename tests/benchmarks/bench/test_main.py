@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench import __main__ as program
+from benchmarks.bench.record import Ask, Record
+from benchmarks.bench.settings import read_settings
 from benchmarks.processes import HOST, SHARD, serving
 
 Bench = Callable[..., tuple[int, str, str]]
@@ -97,6 +99,16 @@ def test_whoever_interrupts_sees_what_there_is(bench: Bench, url: str, monkeypat
     monkeypatch.setattr(program, "measure", measured)
     code, out, _ = bench("--url", url, "--requests", "2", "--output-tokens", "2", "--versus", "--seed 3", "--quiet")
     assert (code, "tokens/s" in out, "B / A" in out) == (130, True, False)
+
+
+@pytest.mark.parametrize(("words", "is_whole", "end"), [
+    ((), True, 5.0), (("--seconds", "60"), True, 60.0), (("--seconds", "60"), False, 5.0),
+    (("--seconds", "60", "--rate", "1"), True, 60.0),
+    (("--seconds", "60", "--rate", "1", "--requests", "9"), True, 5.0)])
+def test_a_window_ends_with_the_time_unless_there_was_nothing_more_or_it_was_called_off(
+        words: tuple[str, ...], is_whole: bool, end: float) -> None:
+    records = [Record(Ask(0, "a", 1), 0.0, ended) for ended in (5.0, 3.0)]
+    assert program.end_of(read_settings([*words]), records, is_whole=is_whole) == end
 
 
 @pytest.mark.slow
