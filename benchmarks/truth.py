@@ -37,9 +37,9 @@ WARM_UP = 0.5
 class Settings:
     streams: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (1, 8, 64)
     "How many clients ask at once; one point for each number."
-    step_ms: Annotated[float, Parameter(validator=Number(gt=0))] = 100.0
+    step_ms: Annotated[float, Parameter(validator=Number(gt=0))] = 200.0
     "How long a step takes."
-    tokens: Annotated[int, Parameter(validator=Number(gte=2))] = 40
+    tokens: Annotated[int, Parameter(validator=Number(gte=2))] = 20
     "How many tokens every request asks for."
     seconds: Annotated[float, Parameter(validator=Number(gt=WARM_UP))] = 15.0
     "How long each point is measured."

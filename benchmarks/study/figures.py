@@ -31,8 +31,9 @@ def summary(takens: Sequence[Taken]) -> Told:
     shapes = list(dict.fromkeys(taken.run.shape for taken in takens))
     told = {shape: of_shape([taken for taken in takens if taken.run.shape == shape]) for shape in shapes}
     studied: Told = next((one[COMPAT] for one in told.values() if COMPAT in one), {})
-    return {name: studied[name].mean if name in studied else nan
-            for name in ("continuous_latency_correlation", "continuous_mean_latency_ratio")} | {"shapes": told}
+    ratio = studied.get("continuous_mean_latency_ratio", Band.of(()))
+    return {"continuous_latency_correlation": studied.get("continuous_latency_correlation", nan),
+            "continuous_mean_latency_ratio": ratio.mean, "shapes": told}
 
 
 def of_shape(takens: Sequence[Taken]) -> Told:
@@ -98,7 +99,7 @@ def compat(takens: Sequence[Taken], pace: Pace) -> Told:
     dynamic = each["dynamic"]
     lines = {name: line_of(one["latency_by_tokens"]) for name, one in each.items()}
     return told | {
-        "continuous_latency_correlation": dynamic["correlation"],
+        "continuous_latency_correlation": lines["dynamic"].correlation,  # of means over seeds; of each seed: policies
         "continuous_mean_latency_ratio": Band.of(
             own / mean(theirs) for own, theirs in zip(dynamic["mean_latency"].values, zip(*others, strict=True),
                                                       strict=True)),

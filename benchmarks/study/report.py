@@ -64,9 +64,10 @@ def policies(each: Told) -> str:
 
 
 def compat_words(told: Told) -> str:
-    return (f"Dynamic: latency is a line in tokens asked for, r = {figure(told['continuous_latency_correlation'], 4)}; "
-            f"its mean is {figure(told['continuous_mean_latency_ratio'], 3)} of the others'; it is the slower one "
-            f"beyond {figure(told['crossover'], 2)} of the largest request.")
+    return ("Dynamic: over all seeds, latency is a line in tokens asked for, "
+            f"r = {figure(told['continuous_latency_correlation'], 4)}; its mean is "
+            f"{figure(told['continuous_mean_latency_ratio'], 3)} of the others'; it is the slower one beyond "
+            f"{figure(told['crossover'], 2)} of the largest request.")
 
 
 def saturation(told: Told) -> str:
