@@ -75,7 +75,8 @@ are full; sweet: the same with other settings; users: how many are served at twi
     max_batch_size: Annotated[int, Parameter(validator=Number(gte=2))] = DEFAULT.max_batch_size
     "Most that run at once, of all policies beyond the study's own."
     speed: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0
-    "By how much faster than the study's its workloads come. 0: as much as the server is, so that the load is as heavy."
+    "By how much faster than the study's its workloads come. 0: as much as the server is, so that the load is as \
+heavy: for --parts compat by what eight at once are served, for workload by a request alone."
     pace: Annotated[float, Parameter(validator=Positive)] = 1.0
     "How many times faster than the study's GPU the simulated one is."
     models: Path = MODELS

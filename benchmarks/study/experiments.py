@@ -19,7 +19,7 @@ from benchmarks.bench.dialects import DIALECTS
 from benchmarks.bench.load import drive
 from benchmarks.bench.record import Ask, Record
 from benchmarks.processes import HOST, Server, serving
-from benchmarks.study.measures import is_enough, seconds_alone
+from benchmarks.study.measures import is_enough, pace_of
 from benchmarks.study.plan import SOLO, Pace, Plan, Run, Turn
 from benchmarks.study.raw import Raw, Taken
 
@@ -57,9 +57,8 @@ class Experiments:
     stats: Callable[[int], dict[str, Any]] = told_stats
 
     def pace(self, plan: Plan) -> Pace:
-        """What requests take alone, measured unless it is known."""
-        found = [taken for turn in plan.turns(SOLO) for taken in self.take(plan, turn)]
-        return Pace(*(seconds_alone(taken.records) for taken in found))
+        """How fast the server is, measured unless it is known."""
+        return pace_of(taken for turn in plan.turns(SOLO) for taken in self.take(plan, turn))
 
     def part(self, plan: Plan, part: str) -> None:
         for turn in plan.turns(part):

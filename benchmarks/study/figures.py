@@ -12,12 +12,12 @@ from benchmarks.study.measures import (
     answers,
     by_tokens,
     figures,
-    seconds_alone,
+    pace_of,
     under_load,
     with_users,
 )
-from benchmarks.study.plan import COMPAT, SOLO, SWEEP, SWEET, USERS, WORKLOAD, Pace, Run
-from benchmarks.study.policies import CONTINUOUS, FIXED, NOBATCH, in_order, is_static
+from benchmarks.study.plan import COMPAT, SWEEP, SWEET, USERS, WORKLOAD, Pace, Run
+from benchmarks.study.policies import CONTINUOUS, DYNAMIC, FIXED, in_order, is_static
 from benchmarks.study.raw import Taken
 
 Told = dict[str, Any]
@@ -50,12 +50,6 @@ def of_shape(takens: Sequence[Taken]) -> Told:
     if parts[USERS]:
         told[USERS] = users(parts[USERS], pace)
     return told
-
-
-def pace_of(takens: Iterable[Taken]) -> Pace:
-    alone = {(taken.run.policy, taken.run.workload): seconds_alone(taken.records) for taken in takens
-             if taken.run.part == SOLO}
-    return Pace(alone[NOBATCH, "short"], alone["none", "short"], alone["none", "long"])
 
 
 def grouped(takens: Iterable[Taken], key: Callable[[Run], Any]) -> dict[Any, list[Taken]]:
@@ -93,17 +87,17 @@ def latency_by_tokens(seeds: Sequence[Sequence[Answer]]) -> dict[float, Band]:
 def compat(takens: Sequence[Taken], pace: Pace) -> Told:
     each = policies(takens, pace)
     told: Told = {"policies": each}
-    if "dynamic" not in each or len(each) == 1:
+    if DYNAMIC not in each or len(each) == 1:
         return told
-    others = [each[name]["mean_latency"].values for name in each if name != "dynamic"]
-    dynamic = each["dynamic"]
+    others = [each[name]["mean_latency"].values for name in each if name != DYNAMIC]
+    dynamic = each[DYNAMIC]
     lines = {name: line_of(one["latency_by_tokens"]) for name, one in each.items()}
     return told | {
-        "continuous_latency_correlation": lines["dynamic"].correlation,  # of means over seeds; of each seed: policies
+        "continuous_latency_correlation": lines[DYNAMIC].correlation,  # of means over seeds; of each seed: policies
         "continuous_mean_latency_ratio": Band.of(
             own / mean(theirs) for own, theirs in zip(dynamic["mean_latency"].values, zip(*others, strict=True),
                                                       strict=True)),
-        "crossover": mean([crossing(lines["dynamic"], line) for name, line in lines.items() if name != "dynamic"])
+        "crossover": mean([crossing(lines[DYNAMIC], line) for name, line in lines.items() if name != DYNAMIC])
         / LARGEST}
 
 

@@ -1,6 +1,6 @@
 """The figures of one run, from its records alone. Pure arithmetic; figures.py makes bands of those of several seeds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import nan
 from statistics import median
@@ -8,8 +8,8 @@ from statistics import median
 from benchmarks.bench.record import Record
 from benchmarks.bench.summary import jain, tokens_in
 from benchmarks.study.arithmetic import fitted, mean, mean_by
-from benchmarks.study.plan import SWEEP, SWEET, USERS, Pace, Points
-from benchmarks.study.policies import HANDLERS
+from benchmarks.study.plan import SOLO, SWEEP, SWEET, TOGETHER, USERS, Pace, Points
+from benchmarks.study.policies import DYNAMIC, FIXED, HANDLERS, NOBATCH
 from benchmarks.study.raw import Taken
 from benchmarks.study.seats import heard
 from router.figures import percentile
@@ -55,6 +55,23 @@ def seconds_alone(records: Sequence[Record]) -> Points:
             tokens = record.ask.output_tokens
             found[tokens] = min(record.latency, found.get(tokens, record.latency))
     return tuple(sorted(found.items()))
+
+
+def pace_of(takens: Iterable[Taken]) -> Pace:
+    """From the runs that are made for it."""
+    found = {(taken.run.policy, taken.run.workload): taken.records for taken in takens if taken.run.part == SOLO}
+    alone = {key: seconds_alone(records) for key, records in found.items()}
+    return Pace(alone[NOBATCH, "short"], alone[FIXED, "short"], alone[FIXED, "long"],
+                rate(found.get((DYNAMIC, TOGETHER), ())))
+
+
+def rate(records: Sequence[Record]) -> float:
+    """Tokens a second, from the first question to the last answer."""
+    there = [record for record in records if not record.error]
+    if not there:
+        return nan
+    seconds = max(record.ended for record in there) - min(record.sent for record in there)
+    return sum(record.ask.output_tokens for record in there) / seconds
 
 
 def by_tokens(found: Sequence[Answer]) -> dict[float, float]:

@@ -14,7 +14,9 @@ from benchmarks.study import workloads
 from benchmarks.study.arithmetic import interpolated
 from benchmarks.study.policies import (
     CACHED,
+    DYNAMIC,
     FIXED,
+    HANDLERS,
     NOBATCH,
     STUDIED,
     VARIANTS,
@@ -24,9 +26,10 @@ from benchmarks.study.policies import (
     compat,
     windows,
 )
-from benchmarks.study.shapes import MEAN_SERVICE, Shape
+from benchmarks.study.shapes import MEAN_SERVICE, TOGETHER_THERE, Shape
 
 SOLO, COMPAT, WORKLOAD, SWEEP, SWEET, USERS = "solo", "compat", "workload", "sweep", "sweet", "users"
+TOGETHER = "together"  # what those ask who tell how much is served when all are there
 PARTS = COMPAT, WORKLOAD, SWEEP, SWEET, USERS  # each needs what requests take alone
 FEWEST = 24  # requests of a run, however low the rate
 EACH = 6  # requests of a user
@@ -64,7 +67,7 @@ class Run:
 
     @property
     def is_compat(self) -> bool:
-        return self.part == COMPAT or self.policy == NOBATCH
+        return self.part == COMPAT or self.policy in {NOBATCH, DYNAMIC}
 
     @property
     def name(self) -> str:
@@ -74,6 +77,8 @@ class Run:
     @property
     def concurrency(self) -> int | None:
         """How many ask and wait; None: requests come at their moments."""
+        if self.workload == TOGETHER:
+            return HANDLERS
         return {SOLO: 1, USERS: int(self.level)}.get(self.part)
 
 
@@ -85,11 +90,13 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds that requests take alone, by tokens: without a cache, with one, and with a longer prompt."""
+    """Seconds that requests take alone, by tokens: without a cache, with one, and with a longer prompt. And what the
+    study's dynamic batching serves when it is full."""
 
     compat: Points = ()
     short: Points = ()
     long: Points = ()
+    together: float = 0.0  # tokens a second
 
     def seconds(self, run: Run, tokens: float) -> float:
         return interpolated(self.points(run), tokens)
@@ -100,7 +107,10 @@ class Pace:
         return self.short if run.workload in workloads.PRESETS else self.long
 
     def speed(self, run: Run) -> float:
-        """How many times faster a request is here than in the study, on average of its figures' workload."""
+        """How many times faster the server is than the study's, so that the load is as heavy: in the study's mode with
+        as many at once as it takes, else alone, with a request of its figures' workload."""
+        if run.is_compat:
+            return self.together / TOGETHER_THERE
         return MEAN_SERVICE / fmean(self.seconds(run, length) for length in workloads.FIGURE_LENGTHS)
 
     @property
@@ -118,8 +128,8 @@ class Plan:
     def turns(self, part: str) -> Iterator[Turn]:
         if part == SOLO:
             yield Turn(NOBATCH, (Run(SOLO, self.shape.name, "short", NOBATCH),))
-            yield Turn(FIXED, tuple(Run(SOLO, self.shape.name, kind, FIXED)
-                                             for kind in ("short", "long")))
+            yield Turn(FIXED, tuple(Run(SOLO, self.shape.name, kind, FIXED) for kind in ("short", "long")))
+            yield Turn(DYNAMIC, (Run(SOLO, self.shape.name, TOGETHER, DYNAMIC),))
             return
         for seed in range(self.scope.seeds):
             yield from self.of_seed(part, seed)
@@ -147,6 +157,8 @@ class Plan:
 
     def asks(self, run: Run) -> list[Ask]:
         scope = self.scope
+        if run.workload == TOGETHER:
+            return workloads.alike(2 * HANDLERS)
         if run.part == SOLO:
             return workloads.alone(run.workload, scope.repeat, scope.prompt)
         if run.part == USERS:

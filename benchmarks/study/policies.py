@@ -8,7 +8,7 @@ STATIC = "static-"  # what follows is the window, in mean times that a request t
 WINDOWS = 0.25, 1.0, 4.0
 STUDIED = "nobatch", "static", "dynamic"  # as the study calls them
 CACHED = "none", "static", "pause", "mixed"
-FIXED, CONTINUOUS, NOBATCH = "none", "mixed", "nobatch"
+FIXED, CONTINUOUS, NOBATCH, DYNAMIC = "none", "mixed", "nobatch", "dynamic"
 SWEPT = {"batch": "max_batch_size", "stall": "max_decode_stall_ms", "prefill": "max_batch_prefill_tokens"}
 VARIANTS = (  # mixed steps with one setting changed
     "batch-4", "batch-16", "batch-32", "stall-10", "stall-50", "stall-500",

@@ -19,6 +19,7 @@ MEAN_LENGTH, SOLO_SECONDS, EIGHT_SECONDS = 59, 0.018, 0.100
 TOKEN_SECONDS = (EIGHT_SECONDS - SOLO_SECONDS) / (7 * MEAN_LENGTH)
 PASS_SECONDS = SOLO_SECONDS - MEAN_LENGTH * TOKEN_SECONDS
 MEAN_SERVICE = 11.02 / 8  # seconds of a request alone there: eight are in flight, each takes eight times that
+TOGETHER_THERE = 8 / EIGHT_SECONDS  # tokens a second
 CACHE_TOKENS = 16_384  # for 64 requests of 256: none is longer
 
 

@@ -7,6 +7,7 @@ load as heavy in relation. Knows no server.
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
+from statistics import fmean
 
 from benchmarks.bench import arrivals
 from benchmarks.bench.record import Ask
@@ -67,6 +68,11 @@ def closed(seed: int, requests: int, size: int) -> list[Ask]:
     lengths = [LENGTHS[number % len(LENGTHS)] for number in range(requests)]
     random.shuffle(lengths)
     return [Ask(number, letters(random, size), length) for number, length in enumerate(lengths)]
+
+
+def alike(requests: int) -> list[Ask]:
+    """As long as those of the figures are on average, so that who begins together ends together."""
+    return [Ask(number, f"Request {number}", round(fmean(FIGURE_LENGTHS))) for number in range(requests)]
 
 
 def letters(random: Random, size: int) -> str:

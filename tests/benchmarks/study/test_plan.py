@@ -7,7 +7,8 @@ from benchmarks.study.plan import PARTS, Pace, Plan, Run, Scope, with_windows
 from benchmarks.study.shapes import MEAN_SERVICE, simulated
 from benchmarks.study.workloads import FIGURE_LENGTHS
 
-PACE = Pace(compat=((1.0, 0.02), (200.0, 4.0)), short=((1.0, 0.01), (200.0, 2.0)), long=((8.0, 0.16), (64.0, 1.28)))
+PACE = Pace(compat=((1.0, 0.02), (200.0, 4.0)), short=((1.0, 0.01), (200.0, 2.0)), long=((8.0, 0.16), (64.0, 1.28)),
+            together=160.0)
 PLAN = Plan(simulated(1.0), Scope(seeds=2, levels=(0.5, 1.0, 2.0, 4.0), users=(1, 4)), PACE)
 
 
@@ -41,10 +42,24 @@ def test_every_run_has_a_name_and_settings_of_its_own(part: str) -> None:
 
 def test_the_load_is_as_heavy_as_the_studys() -> None:
     """Whoever is twice as fast gets requests twice as fast."""
-    run = Run("compat", "simulated", "figure", "dynamic")
+    run = Run("workload", "simulated", "figure", "mixed")
     mean = sum(PACE.seconds(run, length) for length in FIGURE_LENGTHS) / len(FIGURE_LENGTHS)
     assert PACE.speed(run) == pytest.approx(MEAN_SERVICE / mean)
-    assert PACE.speed(replace(run, part="workload", policy="mixed")) == pytest.approx(2 * PACE.speed(run))
+    faster = replace(PACE, short=tuple((tokens, seconds / 2) for tokens, seconds in PACE.short))
+    assert faster.speed(run) == pytest.approx(2 * PACE.speed(run))
+
+
+@pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic"])
+def test_in_the_studys_mode_it_is_as_heavy_for_eight_at_once(policy: str) -> None:
+    """The study's server made eighty tokens a second for them."""
+    assert PACE.speed(Run("compat", "simulated", "figure", policy)) == pytest.approx(2.0)
+
+
+def test_how_much_is_served_together_is_asked_by_as_many_as_are_heard() -> None:
+    (run,) = list(PLAN.turns("solo"))[-1].runs
+    asks = PLAN.asks(run)
+    assert (run.concurrency, len(asks), {ask.output_tokens for ask in asks}) == (8, 16, {75})
+    assert PLAN.router(run)["recompute"]
 
 
 def test_a_level_is_a_share_of_what_one_at_a_time_can_serve() -> None:
