@@ -6,6 +6,7 @@ FROM python:3.12-slim
 ARG PIP_ARGS=""
 COPY deploy/docker/ /opt/weft/
 COPY constraints.txt dist/weft-*.whl /tmp/weft/
+RUN /opt/weft/compiler.sh /var/lib/apt/lists
 RUN PIP_ARGS="$PIP_ARGS" /opt/weft/install.sh /tmp/weft
 RUN /opt/weft/prepare.sh /data 1000:1000
 

@@ -153,7 +153,7 @@ gpu-check:
 	"$$python" -m pip install --disable-pip-version-check -q --no-index --no-deps --target .gpu-site .gpu-wheels/*.whl
 	mkdir .gpu-site/weft.dist-info  # weft runs from here, and asks for its version
 	printf 'Name: weft\nVersion: %s\n' "$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" > .gpu-site/weft.dist-info/METADATA
-	export PYTHONPATH="$$PWD/.gpu-site:$$PWD" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+	export PYTHONPATH="$$PWD/.gpu-site:$$PWD" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 TRITON_INTERPRET=0
 	code=0
 	"$$python" -P -m pytest -p pytest_timeout -W default -m gpu tests/gpu $(ARGS) || code=$$?
 	"$$python" -P -m benchmarks.step --shape llama-3.1-8b --device cuda --batch 1 8 32 || code=$$?

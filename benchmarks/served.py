@@ -5,6 +5,7 @@ Knows nothing of what is measured. What goes wrong ends the benchmark.
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,8 @@ from benchmarks.processes import HOST, end
 
 @contextmanager
 def served(model: Path, root: Path, flags: Sequence[str] = ()) -> Iterator[str]:
-    """The address of a server for adapters below `root`. What it keeps of them goes with it."""
-    with tempfile.TemporaryDirectory() as cache:
+    """The address of a server for adapters below `root`. What it keeps of them goes with it, and it with us."""
+    with tempfile.TemporaryDirectory() as cache, ended_by_exit():
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", "launcher.cli", "serve", str(model), "--port", "0",
              "--adapter-root", str(root), "--adapter-source", "local", "--memory-fraction", "0.1",
@@ -31,6 +32,16 @@ def served(model: Path, root: Path, flags: Sequence[str] = ()) -> Iterator[str]:
             yield f"http://{HOST}:{wait_for_port(server)}"
         finally:
             end(server)
+
+
+@contextmanager
+def ended_by_exit() -> Iterator[None]:
+    """SIGTERM ends what stands in `finally`, too."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def wait_for_port(server: "subprocess.Popen[bytes]") -> int:

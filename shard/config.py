@@ -20,7 +20,7 @@ def setting(default: Any, help_text: str, *, low: float | None = None, high: flo
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 QUANTIZATIONS = ("", "int8")
-ATTENTIONS = ("auto", "reference", "cpu")
+ATTENTIONS = ("auto", "reference", "cpu", "triton")
 DIST_BACKENDS = ("auto", "gloo", "nccl")
 
 
@@ -87,7 +87,8 @@ class ShardConfig:
         0, "Threads that each shard computes with on CPU. 0: the cores shared by the shards, less one for the router "
         "on machines with more than four.", low=0)
     attention: str = setting(
-        "auto", "Implementation of attention. auto: cpu on CPU, reference (plain, slower) on CUDA.", choices=ATTENTIONS)
+        "auto", "Implementation of attention. auto: cpu on CPU, triton on CUDA; reference: plain and slow.",
+        choices=ATTENTIONS)
     dist_backend: str = setting(
         "auto", "How shards exchange partial results. auto: nccl if every shard has a GPU of its own, gloo otherwise.",
         choices=DIST_BACKENDS)

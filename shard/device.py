@@ -17,6 +17,11 @@ def choose_device(asked: str, rank: int, num_gpus: int) -> torch.device:
     return torch.device("cuda", rank % num_gpus)
 
 
+def kind_of(device: torch.device) -> str:
+    """What tells one kind of device from another."""
+    return device.type if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
 def count_sharing(rank: int, size: int, num_gpus: int) -> int:
     """How many ranks use this rank's GPU."""
     return len(range(rank % num_gpus, size, num_gpus))

@@ -18,11 +18,12 @@ from shard.attention.variant import Variant
 from shard.cache import Cache, PassingCache
 from shard.checkpoint import read_config
 from shard.config import ShardConfig
-from shard.device import choose_device, count_sharing, count_threads
+from shard.device import choose_device, count_sharing, count_threads, kind_of
 from shard.distributed import Group, choose_backend, join
 from shard.embedder import Embedder
 from shard.exactness import Gate
 from shard.grammar import Grammars, read_grammars
+from shard.layers.kernels import has_triton
 from shard.layers.linear import can_pack
 from shard.machine import Forgotten, Kept, fingerprint
 from shard.memory import Available, Room, adapter_room, check_weights, gpu_room, host_room, read_gpu, read_host
@@ -108,7 +109,7 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     model = read_weights(config, footing, described, load_model, on_progress)
     attention = make_attention(backend, described.num_heads // group.size, model.num_kv_heads, described.head_dim,
                                Variant(described.scale, described.softcap, described.windows))
-    shape = asdict(described) | {"dtype": dtype, "attention": backend, "ranks": group.size, "device": device.type,
+    shape = asdict(described) | {"dtype": dtype, "attention": backend, "ranks": group.size, "device": kind_of(device),
                                  "quantize": config.quantize, "adaptable": config.adaptable}
     varied = model.cut(model.num_varied)
     gate = Gate(varied, described, attention, partial(make_cache, varied, 16, dtype=dtype, device=device), device)
@@ -141,8 +142,10 @@ def prepare(config: ShardConfig, described: ModelConfig) -> Footing:
 def compute_on(device: torch.device, config: ShardConfig) -> None:
     if device.type == "cpu":
         torch.set_num_threads(count_threads(config.threads, count_cores(), config.world_size))
-    else:
-        torch.cuda.set_device(device)
+        return
+    torch.cuda.set_device(device)
+    if not has_triton():
+        log.warning("the GPU computes in plain torch, and slowly: triton, or gcc or clang, is not there")
 
 
 def num_bytes(folder: Path, described: ModelConfig, quantize: str, dtype: torch.dtype) -> int:

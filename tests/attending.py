@@ -38,17 +38,19 @@ Run = tuple[Part, int, int]  # from which position to which
 class Scene:
     def __init__(self, backend: str = "cpu", *, kv_heads: int = 2, group: int = 2, head_dim: int = 32, seed: int = 0,
                  dtype: torch.dtype = torch.float32, block_size: int = 16, num_blocks: int = 512,
-                 variant: Variant = PLAIN) -> None:
+                 variant: Variant = PLAIN, device: torch.device = CPU) -> None:
         self.shape = (kv_heads, group, head_dim)
         self.attention = make_attention(backend, kv_heads * group, kv_heads, head_dim, variant)
-        self.cache = Cache(2, kv_heads, head_dim, block_size=block_size, num_blocks=num_blocks, dtype=dtype, device=CPU)
+        self.cache = Cache(2, kv_heads, head_dim, block_size=block_size, num_blocks=num_blocks, dtype=dtype,
+                           device=device)
         self._random = torch.Generator().manual_seed(seed)
         self._free: list[int] = torch.randperm(num_blocks, generator=self._random).tolist()
 
     def part(self, length: int) -> Part:
         kv_heads, group, head_dim = self.shape
         sizes = [(length, kv_heads * group, head_dim), (length, kv_heads * head_dim), (length, kv_heads * head_dim)]
-        return self.place(*(torch.randn(size, generator=self._random).to(self.cache.dtype) for size in sizes))
+        return self.place(*(torch.randn(size, generator=self._random).to(self.cache.device, self.cache.dtype)
+                            for size in sizes))
 
     def place(self, queries: Tensor, keys: Tensor, values: Tensor) -> Part:
         """In blocks that nobody has."""
@@ -67,13 +69,15 @@ class Scene:
 
     def blot(self, part: Part, value: float) -> None:
         """What stands in its blocks."""
-        slots = integers(self.cache.slots(part.blocks, 0, len(part.blocks) * self.cache.block_size))
+        slots = self.slots(part, 0, len(part.blocks) * self.cache.block_size)
         for rows in self.cache.keys + self.cache.values:
             rows[slots] = value
 
     def write(self, part: Part, start: int, end: int) -> None:
-        slots = integers(self.cache.slots(part.blocks, start, end))
-        self.cache.write(LAYER, part.keys[start:end], part.values[start:end], slots)
+        self.cache.write(LAYER, part.keys[start:end], part.values[start:end], self.slots(part, start, end))
+
+    def slots(self, part: Part, start: int, end: int) -> Tensor:
+        return integers(self.cache.slots(part.blocks, start, end)).to(self.cache.device)
 
     def step(self, decodes: Iterable[tuple[Part, int]] = (), chunks: Iterable[Run] = ()) -> list[Tensor]:
         """What each gets, [tokens, heads * head_dim]; a decode is given by its position. Clones, since the next step

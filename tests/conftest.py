@@ -27,6 +27,8 @@ import hypothesis
 import pytest
 import uvloop
 
+if not Path("/dev/nvidiactl").exists():  # there is no GPU: kernels are interpreted
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # looked at when triton is imported
 PR_SET_CHILD_SUBREAPER = 36
 PATIENCE = 10.0  # seconds for what is ending already, such as a thread after its last task
 BLOCKING = (  # what waits, and when it does not

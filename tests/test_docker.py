@@ -50,6 +50,16 @@ def test_every_step_is_a_script_that_is_there_and_can_be_run() -> None:
         assert word != "RUN" or re.fullmatch(r'(PIP_ARGS="\$PIP_ARGS" )?/opt/weft/\w+\.sh [/\w: ]+', rest)
 
 
+def test_a_compiler_is_installed_and_the_lists_are_not_kept(tmp_path: Path) -> None:
+    """Triton takes it on a GPU."""
+    (lists := tmp_path / "lists").mkdir()
+    (lists / "some").write_text("packages")
+    done = run("compiler.sh", lists, **program(tmp_path, "apt-get", 'echo "$@"'))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["update", "install --yes --no-install-recommends gcc libc6-dev"]
+    assert list(lists.iterdir()) == []
+
+
 def test_what_is_copied_is_let_through_to_docker() -> None:
     ignored, *kept = (ROOT / ".dockerignore").read_text().split()
     sources = {name for word, rest in STEPS if word == "COPY" for name in rest.split()[:-1]}

@@ -152,5 +152,5 @@ def is_enough(done: Sequence[Taken]) -> bool:
 
 
 def slowness(taken: Taken) -> float:
-    nobody = Pace(*[((1.0, 1.0),)] * 3)
-    return with_users(taken, nobody)["per_token_p50"]
+    line = ((1.0, 1.0),)
+    return with_users(taken, Pace(line, line, line))["per_token_p50"]

@@ -1,15 +1,14 @@
 """What a backend of attention is, and which there are."""
 
-from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from shard.attention.cpu import CpuAttention
-from shard.attention.reference import ReferenceAttention
 from shard.attention.span import Span
 from shard.attention.variant import PLAIN, Variant
 from shard.cache import Cache
+from shard.layers.kernels import has_triton
 
 
 class Attention(Protocol):
@@ -24,9 +23,10 @@ class Attention(Protocol):
         The step's own keys and values are in the cache already."""
 
 
-BACKENDS: dict[str, Callable[[int, int, int, Variant], Attention]] = {
-    "reference": ReferenceAttention,
-    "cpu": CpuAttention,
+BACKENDS = {  # module and class; one is imported when it is chosen, since triton is not everywhere
+    "reference": ("shard.attention.reference", "ReferenceAttention"),
+    "cpu": ("shard.attention.cpu", "CpuAttention"),
+    "triton": ("shard.attention.triton_paged", "TritonAttention"),
 }
 
 
@@ -34,12 +34,20 @@ def choose_attention(asked: str, device: str) -> str:
     """The key in BACKENDS; `device` is cpu or cuda."""
     if asked == "cpu" and device != "cpu":
         raise ValueError(f"--attention cpu computes on CPU only, the model is on --device {device}; use --attention "
-                         f"reference")
+                         f"auto")
+    if asked == "triton" and device == "cpu":
+        raise ValueError("--attention triton computes on GPUs only, the model is on --device cpu; use --attention auto")
+    if asked == "triton" and not has_triton():
+        raise ValueError("--attention triton needs triton and gcc or clang, which are not there; use --attention auto")
     if asked != "auto":
         return asked
-    return "cpu" if device == "cpu" else "reference"
+    if device == "cpu":
+        return "cpu"
+    return "triton" if has_triton() else "reference"
 
 
 def make_attention(name: str, num_heads: int, num_kv_heads: int, head_dim: int, variant: Variant = PLAIN) -> Attention:
     """For one rank's heads."""
-    return BACKENDS[name](num_heads, num_kv_heads, head_dim, variant)
+    module, kind = BACKENDS[name]
+    attention: Attention = getattr(import_module(module), kind)(num_heads, num_kv_heads, head_dim, variant)
+    return attention

@@ -4,17 +4,37 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from shard.layers.kernels import kernels
+
 
 class RMSNorm:
+    is_wide = False  # rounds after the weight has been multiplied with
+
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         """`weight: [..., width]`"""
-        self._weight = weight
+        self.weight = weight
+        self.epsilon = epsilon
         self._share = 1 / weight.shape[-1]
         self._epsilon = torch.tensor(epsilon, device=weight.device)
+        self._fused = kernels(weight.device) if weight.ndim == 1 else None  # norms of heads: entering.py
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x: [..., width]`"""
-        return self._scaled(x).to(x.dtype).mul_(self._weight)
+        if self._fused is not None:
+            return self._by_kernel(x, None)
+        return self._weighted(self._scaled(x), x.dtype)
+
+    def after(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Of the sum, which stands in `x` afterwards."""
+        if self._fused is not None:
+            return self._by_kernel(x, delta)
+        x += delta
+        return self(x)
+
+    def _by_kernel(self, x: Tensor, delta: Tensor | None) -> Tensor:
+        assert self._fused is not None
+        found: Tensor = self._fused.norm(x, self.weight, self.epsilon, wide=self.is_wide, delta=delta)
+        return found
 
     def _scaled(self, x: Tensor) -> Tensor:
         wide = x.float()
@@ -22,13 +42,17 @@ class RMSNorm:
         scale = torch.addcmul(self._epsilon, length, length, value=self._share).rsqrt_()
         return wide * scale
 
+    def _weighted(self, scaled: Tensor, dtype: torch.dtype) -> Tensor:
+        return scaled.to(dtype).mul_(self.weight)
+
 
 class WideRMSNorm(RMSNorm):
-    """Rounds after the weight, which is in float32, has been multiplied with."""
+    """Its weight is in float32."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """`x: [..., width]`"""
-        return self._scaled(x).mul_(self._weight).to(x.dtype)
+    is_wide = True
+
+    def _weighted(self, scaled: Tensor, dtype: torch.dtype) -> Tensor:
+        return scaled.mul_(self.weight).to(dtype)
 
 
 class LayerNorm:
@@ -43,3 +67,8 @@ class LayerNorm:
         """`x: [..., width]`"""
         wide = functional.layer_norm(x.float(), self._width, eps=self._epsilon).mul_(self._weight)
         return (wide if self._bias is None else wide.add_(self._bias)).to(x.dtype)
+
+    def after(self, x: Tensor, delta: Tensor) -> Tensor:
+        """Of the sum, which stands in `x` afterwards."""
+        x += delta
+        return self(x)

@@ -13,6 +13,7 @@ from shard.distributed import Group
 from shard.layers.activated import ActivatedLinear, PackedActivatedLinear, SeparatelyActivatedLinear
 from shard.layers.adapted import Portion
 from shard.layers.gated import GATINGS, GatedLinear, PackedGatedLinear, rounded_times, widened_times
+from shard.layers.kernels import kernels
 from shard.layers.linear import Linear, make_linear, packs
 from shard.layers.tiled import TiledLinear
 from shard.quantization.coded import Slice
@@ -90,7 +91,9 @@ def gated_linear(weights: Weights, gate: Part, up: Part, activation: str = "silu
         return GatedLinear(adapted(weights, [gate, up], tiled.unrounded),
                            partial(rounded_times, dtype=weights.dtype, times=gating.exact))
     if not packs(weights.dtype, weights.device):
-        return GatedLinear(column_linear(weights, [gate, up]), gating.plain)
+        fused = kernels(weights.device)
+        activate = gating.plain if fused is None else fused.GATINGS[activation]
+        return GatedLinear(column_linear(weights, [gate, up]), activate)
     if weights.dtype == float32:  # faster than a product with the activation on its way: tests/shard/test_gated.py
         return GatedLinear(column_linear(weights, [gate, up]), gating.exact)
     if weights.sites.are_open:  # what is added comes before the activation

@@ -6,10 +6,13 @@ made at start.
 
 import math
 from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
+from shard.layers.entering import FusedTurn, Turn
+from shard.layers.kernels import kernels
 from shard.models.config import Rotary
 
 
@@ -67,9 +70,7 @@ FREQUENCIES: dict[str, Callable[[Rotary, int], Tensor]] = {
 }
 
 
-class Turn:
-    """What a step's positions do to queries and keys."""
-
+class HalfTurn(Turn):
     def __init__(self, cosines: Tensor, sines: Tensor) -> None:
         """`cosines, sines: [tokens, 1, head_dim]`, the first half of the sines negative"""
         self._cosines = cosines
@@ -77,13 +78,12 @@ class Turn:
         self._half = cosines.shape[-1] // 2
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x: [tokens, heads, head_dim]`"""
         wide = x.float()
         partners = wide.roll(self._half, -1)
         return (wide * self._cosines).addcmul_(partners, self._sines).to(x.dtype)
 
 
-class NeighbourTurn:
+class NeighbourTurn(Turn):
     """The same where a value's partner is the one beside it."""
 
     def __init__(self, cosines: Tensor, sines: Tensor) -> None:
@@ -92,21 +92,19 @@ class NeighbourTurn:
         self._sines = sines
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x: [tokens, heads, head_dim]`"""
         wide = x.float()
         partners = wide.view(*wide.shape[:-1], -1, 2).flip(-1).flatten(-2)
         return (wide * self._cosines).addcmul_(partners, self._sines).to(x.dtype)
 
 
-class PartialTurn:
+class PartialTurn(Turn):
     """Only of a head's first values."""
 
-    def __init__(self, turn: Turn | NeighbourTurn, num_turned: int) -> None:
+    def __init__(self, turn: Turn, num_turned: int) -> None:
         self._turn = turn
         self._num_turned = num_turned
 
     def __call__(self, x: Tensor) -> Tensor:
-        """`x: [tokens, heads, head_dim]`"""
         return torch.cat([self._turn(x[..., :self._num_turned]), x[..., self._num_turned:]], dim=-1)
 
 
@@ -119,13 +117,20 @@ class RotaryTable:
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
         # float64, since in float32 an angle's cosine may depend on where in memory it stands
         turned = torch.cat([angles.double().cos(), angles.double().sin()], dim=-1) * rotary.amplitude
-        self._table = turned.float().to(device)  # [positions, values that are turned]
+        self.table = turned.float().to(device)  # [positions, values that are turned]
+        self._fused = kernels(device)
 
-    def at(self, positions: Tensor) -> Callable[[Tensor], Tensor]:
-        cosines, sines = self._table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-        turn: Turn | NeighbourTurn
+    def at(self, positions: Tensor) -> Turn:
+        if self._fused is not None:
+            return FusedTurn(self._fused, cache(partial(self._at, positions)), self.table, positions,
+                             neighbours=self._neighbours)
+        return self._at(positions)
+
+    def _at(self, positions: Tensor) -> Turn:
+        cosines, sines = self.table.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+        turn: Turn
         if self._neighbours:
             turn = NeighbourTurn(cosines.repeat_interleave(2, -1), torch.stack([-sines, sines], dim=-1).flatten(-2))
         else:
-            turn = Turn(torch.cat([cosines, cosines], dim=-1), torch.cat([-sines, sines], dim=-1))
+            turn = HalfTurn(torch.cat([cosines, cosines], dim=-1), torch.cat([-sines, sines], dim=-1))
         return turn if self._num_turned is None else PartialTurn(turn, self._num_turned)

@@ -10,15 +10,16 @@ from shard.attention.backends import Attention
 from shard.cache import Cache
 from shard.distributed import Group, copied_share, share, uneven_share
 from shard.layers.embedding import Embedding, Head, read_head, tied_head
+from shard.layers.entering import NoTurn
 from shard.layers.linear import Linear
-from shard.layers.norm import RMSNorm
+from shard.layers.norm import LayerNorm, RMSNorm
 from shard.layers.rotary import RotaryTable
 from shard.models.config import ModelConfig, Rotary
 from shard.step import Inputs
 from shard.weights import Weights
 
 Product = tuple[Linear, int]  # and the width that it takes
-Norm = Callable[[Tensor], Tensor]  # [..., width]
+Norm = RMSNorm | LayerNorm
 Config_co = TypeVar("Config_co", bound=ModelConfig, covariant=True)
 
 
@@ -78,8 +79,8 @@ class Positions(Protocol):
 class Unturned:
     """For models whose queries and keys do not depend on positions."""
 
-    def at(self, positions: Tensor) -> None:
-        pass
+    def at(self, positions: Tensor) -> NoTurn:  # noqa: ARG002 - as of every kind of positions
+        return NoTurn()
 
 
 @dataclass(frozen=True, slots=True)

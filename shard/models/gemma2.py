@@ -10,11 +10,12 @@ from shard.attention.backends import Attention
 from shard.cache import Cache
 from shard.given import Given
 from shard.layers.embedding import Head
+from shard.layers.entering import Turn
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source, read_decoder
 from shard.models.describe import read_windows, refuse_activation
 from shard.models.gemma import ACTIVATION, describe_any, norm_from_one, scaled
-from shard.models.llama import Mlp, SelfAttention, Turn
+from shard.models.llama import Mlp, SelfAttention
 from shard.step import Inputs
 
 USUAL = {"sliding_window": 4096, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,

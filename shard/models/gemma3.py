@@ -12,6 +12,7 @@ from torch import Tensor
 from shard.attention.backends import Attention
 from shard.cache import Cache
 from shard.given import Given
+from shard.layers.entering import Turn
 from shard.layers.norm import WideRMSNorm
 from shard.layers.rotary import RotaryTable
 from shard.models.config import Rotary
@@ -19,7 +20,7 @@ from shard.models.decoder import Decoder, Source, read_decoder
 from shard.models.describe import refuse_activation
 from shard.models.gemma import ACTIVATION, describe_any, from_one, norm_from_one, scaled
 from shard.models.gemma2 import Gemma2Config, Gemma2Layer, alternating, bound, capped, query_scale
-from shard.models.llama import Mlp, SelfAttention, Turn
+from shard.models.llama import Mlp, SelfAttention
 from shard.models.qwen3 import head_norm_weights
 from shard.models.rope import read_rotary
 from shard.step import Inputs

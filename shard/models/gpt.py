@@ -4,7 +4,7 @@ keys and values that may be one tensor of the checkpoint.
 Written as for one device: what the ranks share is in the linears. Knows nothing of steps, sequences or blocks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +14,13 @@ from shard.attention.backends import Attention
 from shard.cache import Cache
 from shard.distributed import Group
 from shard.given import Given
+from shard.layers.entering import Turn
 from shard.layers.norm import LayerNorm
 from shard.layers.parallel import Part, RowLinear, activated_linear, column_linear, row_linear
 from shard.models.config import ModelConfig
 from shard.models.decoder import Norm, Product, Source
 from shard.models.llama import SelfAttention
 from shard.step import Inputs
-
-Turn = Callable[[Tensor], Tensor]  # [tokens, heads + kv heads, head_dim]
 
 GELUS = {  # and what torch calls their way of computing it
     "gelu": "none", "gelu_python": "none",
@@ -41,28 +40,23 @@ class FusedAttention:
         """`qkv`: of this rank all queries, then all keys, then all values. `attenuation` is for the queries, beside the
         scale of all layers."""
         self._layer, self._attenuation = layer, attenuation
-        self._head_dim, self._num_heads = source.config.head_dim, len(source.heads)
-        self._num_turned = self._num_heads + len(source.kv_heads)
+        self._head_dim = source.config.head_dim
         self._qkv = column_linear(source.weights, qkv)
         self._output = output
         self.products: list[Product] = [
-            (self._qkv, source.config.hidden_size), (self._output, self._num_heads * self._head_dim)]
+            (self._qkv, source.config.hidden_size), (self._output, len(source.heads) * self._head_dim)]
 
-    def __call__(self, x: Tensor, turn: Turn | None, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
+    def __call__(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
         return self._output(self._mix(x, turn, inputs, cache, attention))
 
-    def partial(self, x: Tensor, turn: Turn | None, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
+    def partial(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
         """What this rank adds to the result."""
         return self._output.partial(self._mix(x, turn, inputs, cache, attention))
 
-    def _mix(self, x: Tensor, turn: Turn | None, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
+    def _mix(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
         """`[tokens, hidden] -> [tokens, heads * head_dim]`"""
         heads = self._qkv(x).view(len(x), -1, self._head_dim)  # [tokens, heads + 2 * kv heads, head_dim]
-        turned, values = heads[:, :self._num_turned], heads[:, self._num_turned:]
-        if turn is not None:
-            turned = turn(turned)
-        queries, keys = turned[:, :self._num_heads], turned[:, self._num_heads:]
-        cache.write(self._layer, keys.flatten(1), values.flatten(1), inputs.slots)
+        queries = turn.enter(heads, None, cache, self._layer, inputs.slots)
         if self._attenuation != 1.0:
             queries = queries * self._attenuation
         return attention.run(queries, cache, self._layer, inputs.plan)
@@ -96,8 +90,8 @@ class SequentialLayer:
 
     def __call__(self, x: Tensor, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
         """`x: [tokens, hidden]`, added to in place"""
-        x += self._attention(self._before_attention(x), turn, inputs, cache, attention)
-        x += self._mlp(self._before_mlp(x))
+        attended = self._attention(self._before_attention(x), turn, inputs, cache, attention)
+        x += self._mlp(self._before_mlp.after(x, attended))
         return x
 
 

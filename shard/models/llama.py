@@ -3,7 +3,7 @@
 Written as for one device: what the ranks share is in the linears. Knows nothing of steps, sequences or blocks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -11,14 +11,12 @@ from torch import Tensor
 from shard.attention.backends import Attention
 from shard.cache import Cache
 from shard.given import Given
+from shard.layers.entering import HeadNorm, Turn
 from shard.layers.parallel import Part, column_linear, gated_linear, row_linear
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Product, ReadNorm, Source, read_decoder
 from shard.models.describe import describe, refuse_activation
 from shard.step import Inputs
-
-HeadNorm = Callable[[Tensor], Tensor]  # [tokens, heads + kv heads, head_dim]
-Turn = Callable[[Tensor], Tensor]  # the same
 
 
 class SelfAttention:
@@ -27,8 +25,7 @@ class SelfAttention:
         """`parts` are queries, keys and values where the checkpoint does not have them apart."""
         config, name, hidden = source.config, f"{source.prefix}.layers.{layer}.self_attn", source.config.hidden_size
         self._layer, self._head_norm = layer, head_norm
-        self._head_dim, self._num_heads = config.head_dim, len(source.heads)
-        self._num_turned = self._num_heads + len(source.kv_heads)
+        self._head_dim = config.head_dim
         self._qkv = column_linear(source.weights, parts or qkv_parts(source, name, bias=qkv_bias))
         self._output = row_linear(
             source.weights, source.group, f"{name}.o_proj", (hidden, config.num_heads * config.head_dim),
@@ -39,17 +36,10 @@ class SelfAttention:
             (self._qkv, hidden), (self._output, len(source.heads) * config.head_dim)]
 
     def __call__(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        qkv = self._qkv(x)  # [tokens, (heads + 2 * kv heads) * head_dim]
-        turned, values = self._turn(qkv, turn), qkv[:, self._num_turned * self._head_dim:]
-        keys = turned[:, self._num_heads:].flatten(1)  # [tokens, kv heads * head_dim]
-        cache.write(self._layer, keys, values, inputs.slots)
-        mixed = attention.run(turned[:, :self._num_heads], cache, self._layer, inputs.plan)
+        heads = self._qkv(x).view(len(x), -1, self._head_dim)  # [tokens, heads + 2 * kv heads, head_dim]
+        queries = turn.enter(heads, self._head_norm, cache, self._layer, inputs.slots)
+        mixed = attention.run(queries, cache, self._layer, inputs.plan)
         return self._output(mixed)  # [tokens, heads * head_dim] -> [tokens, hidden]
-
-    def _turn(self, qkv: Tensor, turn: Turn) -> Tensor:
-        """Queries and keys: `[tokens, heads + kv heads, head_dim]`"""
-        heads = qkv.view(len(qkv), -1, self._head_dim)[:, :self._num_turned]
-        return turn(heads if self._head_norm is None else self._head_norm(heads))
 
 
 class Mlp:
@@ -89,8 +79,8 @@ class LlamaLayer:
 
     def __call__(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
         """`x: [tokens, hidden]`, added to in place"""
-        x += self._attention(self._before_attention(x), turn, inputs, cache, attention)
-        x += self._mlp(self._before_mlp(x))
+        attended = self._attention(self._before_attention(x), turn, inputs, cache, attention)
+        x += self._mlp(self._before_mlp.after(x, attended))
         return x
 
 

@@ -12,11 +12,12 @@ from torch import Tensor
 from shard.attention.backends import Attention
 from shard.cache import Cache
 from shard.given import Given
+from shard.layers.entering import Turn
 from shard.layers.norm import WideRMSNorm
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source, read_decoder
 from shard.models.describe import describe, refuse_activation
-from shard.models.llama import Mlp, SelfAttention, Turn, refuse_windows, widened
+from shard.models.llama import Mlp, SelfAttention, refuse_windows, widened
 from shard.step import Inputs
 
 

@@ -1,6 +1,8 @@
 """What the benchmarks that start a server hear of it."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.served import token_times, wait_for_port
+from benchmarks.served import ended_by_exit, token_times, wait_for_port
 
 
 def started(text: str) -> "subprocess.Popen[bytes]":
@@ -48,3 +50,20 @@ def test_gaps_lie_between_two_tokens() -> None:
 def test_an_error_ends_the_benchmark() -> None:
     with pytest.raises(SystemExit, match="out of luck"):
         times(b'data:{"error":"out of luck"}\n')
+
+
+def test_who_is_told_to_end_ends_what_it_started() -> None:
+    """A benchmark that was terminated left its server behind."""
+    ended = []
+
+    def benchmark() -> None:
+        with ended_by_exit():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                ended.append("what was started")
+
+    with pytest.raises(SystemExit, match="143"):
+        benchmark()
+    assert ended == ["what was started"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -1,4 +1,5 @@
 import math
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -8,6 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shard.attention.variant import PLAIN, Variant
+
+BACKENDS = ["reference", "cpu", pytest.param("triton", marks=pytest.mark.skipif(
+    find_spec("triton") is None, reason="it comes for Linux only"))]
 
 
 def textbook(part: Part, position: int, group: int, variant: Variant = PLAIN) -> Tensor:
@@ -30,7 +34,7 @@ def textbook(part: Part, position: int, group: int, variant: Variant = PLAIN) ->
     return out.flatten()
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("kv_heads", "group"), [(1, 1), (2, 1), (1, 3), (2, 2)])
 def test_attention_is_that_of_the_textbook(backend: str, kv_heads: int, group: int) -> None:
     scene = Scene(backend, kv_heads=kv_heads, group=group)
@@ -41,7 +45,7 @@ def test_attention_is_that_of_the_textbook(backend: str, kv_heads: int, group: i
         torch.testing.assert_close(row.double(), textbook(part, position, group), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("variant", [
     Variant(windows=(0, 3)), Variant(scale=0.7), Variant(softcap=1.5), Variant(0.2, 0.5, (7, 4))], ids=str)
 def test_what_models_vary_is_as_in_the_textbook_too(backend: str, variant: Variant) -> None:

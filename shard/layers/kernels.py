@@ -1,0 +1,23 @@
+"""Whether layers compute by kernels of ours: on GPUs, where Triton is there. Knows none of them."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from shutil import which
+from types import ModuleType
+
+import torch
+
+
+def has_triton() -> bool:
+    """It comes with torch for CUDA, and needs a compiler for C."""
+    return find_spec("triton") is not None and any(map(which, ("gcc", "clang")))
+
+
+def kernels(device: torch.device) -> ModuleType | None:
+    """`fused.py`, which needs Triton, if it is of use there."""
+    return import_module("shard.layers.fused") if device.type == "cuda" and has_triton() else None
+
+
+def power_of_two(least: int) -> int:
+    """As wide as programs are."""
+    return 1 << (least - 1).bit_length()

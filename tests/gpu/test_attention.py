@@ -1,0 +1,45 @@
+"""Triton's kernels on a GPU say what the reference says there. Without one they run under Triton's interpreter."""
+
+from typing import Any
+
+import pytest
+import torch
+from attending import Scene
+from torch import Tensor
+
+from shard.attention.variant import PLAIN, Variant
+
+pytestmark = pytest.mark.gpu
+pytest.importorskip("triton")
+
+CLOSE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+VARIANTS = [PLAIN, Variant(windows=(0, 300)), Variant(scale=0.3, softcap=2.0)]
+DECODES = [1, 16, 17, 255, 256, 257, 1030]
+CHUNKS = [(0, 1), (0, 33), (5, 260), (250, 600)]
+POISON = float("nan")
+
+
+def results(backend: str, **shape: Any) -> list[Tensor]:
+    scene = Scene(backend, **shape)
+    scene.soil(POISON)
+    deciding, prompts = [scene.part(length) for length in DECODES], [scene.part(end) for _, end in CHUNKS]
+    for part in deciding:
+        scene.write(part, 0, part.length - 1)
+    for part, (start, _) in zip(prompts, CHUNKS, strict=True):
+        scene.write(part, 0, start)
+    return scene.step([(part, part.length - 1) for part in deciding],
+                      [(part, *chunk) for part, chunk in zip(prompts, CHUNKS, strict=True)])
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("heads", [(2, 1), (2, 4), (1, 7)], ids=str)
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+def test_the_kernels_agree_with_the_reference(dtype: torch.dtype, heads: tuple[int, int], head_dim: int,
+                                              variant: Variant, device: str) -> None:
+    if device == "cpu" and dtype == torch.bfloat16:
+        pytest.skip("the interpreter's products of bfloat16 are wrong")
+    both = [results(backend, kv_heads=heads[0], group=heads[1], head_dim=head_dim, dtype=dtype, variant=variant,
+                    device=torch.device(device)) for backend in ("triton", "reference")]
+    for ours, theirs in zip(*both, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=CLOSE[dtype])

@@ -1,0 +1,77 @@
+"""Every kernel compiles for GPUs, which takes no GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shard.layers import kernels
+
+COMPILING = """
+import sys, json
+from importlib import import_module
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+for module, name, signature, constants, options, capability in json.loads(sys.argv[1]):
+    told = signature | dict.fromkeys(constants, "constexpr")
+    even = [i for i, (name_of, kind) in enumerate(signature.items()) if kind[0] == "*" or name_of.endswith("stride")]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in even}
+    source = ASTSource(getattr(import_module(module), name), told, constants, attributes)
+    assert compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["cubin"], name
+"""
+ATTENTION, POINTWISE = "shard.attention.paged_kernels", "shard.layers.pointwise_kernels"
+FOUND = dict.fromkeys(("best", "total", "mixed"), "*fp32")
+
+
+def addresses(*names: str) -> dict[str, str]:
+    return dict.fromkeys(names, "*bf16")
+
+
+def attention_jobs() -> list[tuple[str, str, dict[str, str], dict[str, Any], dict[str, int]]]:
+    from shard.attention import triton_paged  # noqa: PLC0415 - only where there is triton
+    sizes = triton_paged.Sizes.of(4, 128, torch.bfloat16)
+    read, reading = addresses("queries", "keys", "values") | {"table": "*i32"}, {
+        "token_stride": "i32", "slot_stride": "i32", "scale": "fp32", "softcap": "fp32"}
+    layer = {"CAPPED": True, "WINDOW": 1000, "GROUP": 4, "HEAD_DIM": 128, "HEAD_PAD": 128, "BLOCK_SIZE": 16,
+             "SPLIT": triton_paged.SPLIT, "TILE": sizes.tile, "ROWS": sizes.rows}
+    options = {"num_warps": triton_paged.WARPS, "num_stages": triton_paged.STAGES}
+    return [(ATTENTION, "decode_splits", {**read, "work": "*i32", **FOUND, **reading}, layer, options),
+            (ATTENTION, "chunk_tiles", {**read, "tiles": "*i32", "output": "*bf16", **reading}, layer,
+             options),
+            (ATTENTION, "decode_merge", {**FOUND, "output": "*bf16", "tokens": "*i32", "entries": "*i32"},
+             {"HEAD_DIM": 128, "HEAD_PAD": 128}, {"num_warps": 1})]
+
+
+POINTWISE_JOBS = [
+    (POINTWISE, "norm_rows", addresses("x", "delta", "weight", "output") | {"epsilon": "fp32"},
+     {"ADDS": True, "WIDE": False, "WIDTH": 4096, "BLOCK": 4096}, {"num_warps": 8}),
+    (POINTWISE, "gate_rows", addresses("gate", "up", "output") | {"row_stride": "i32"},
+     {"TANH": True, "WIDTH": 14336, "BLOCK": 1024}, {"num_warps": 4}),
+    (POINTWISE, "enter_heads", addresses("qkv", "weight") | {"table": "*fp32", "positions": "*i64", "slots": "*i64"}
+     | addresses("queries", "keys", "values") | {"epsilon": "fp32", "slot_stride": "i32"},
+     {"NORMS": True, "WIDE": False, "NEIGHBOURS": False, "TURNED": 128, "HEADS": 32, "KV_HEADS": 8, "HEAD_DIM": 128,
+      "BLOCK": 128}, {"num_warps": 1})]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_compile_for_gpus(capability: int, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    jobs = [(*job, capability) for job in [*attention_jobs(), *POINTWISE_JOBS]]
+    surroundings = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-P", "-c", COMPILING, json.dumps(jobs)], check=True, env=surroundings)
+
+
+def test_layers_compute_by_kernels_on_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "import_module", str)
+    monkeypatch.setattr(kernels, "has_triton", lambda: True)
+    assert kernels.kernels(torch.device("cpu")) is None
+    assert kernels.kernels(torch.device("cuda", 1)) == "shard.layers.fused"
+    monkeypatch.setattr(kernels, "has_triton", lambda: False)
+    assert kernels.kernels(torch.device("cuda")) is None

@@ -1,0 +1,171 @@
+"""Kernels run under Triton's interpreter here, over numbers that are drawn; that they compile for GPUs is a test of
+`test_kernels.py`."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from attending import Part, Scene
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from unwritten import poison_memory
+
+from shard.attention.span import Span
+from shard.attention.variant import PLAIN, Variant
+from shard.layers.kernels import power_of_two
+
+pytest.importorskip("triton")  # which comes for Linux only
+
+from shard.attention.triton_paged import SPLIT, Sizes, padded, sent, tiles_of, work_of
+
+VARIANTS = [PLAIN, Variant(windows=(0, 40)), Variant(windows=(0, 300)), Variant(scale=0.3, softcap=2.0),
+            Variant(softcap=1.5, windows=(0, 100))]
+CLOSE = {torch.float32: 2e-5, torch.float16: 4e-3}
+HEADS = [(1, 1), (2, 2), (1, 7), (2, 4)]  # that have keys, and how many share each
+EDGES = [1, 2, 15, 16, 17, 31, 32, 33, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 3]  # of blocks, tiles and splits
+POISON = float("nan")
+
+lengths = st.lists(st.sampled_from(EDGES), min_size=1, max_size=3)
+
+
+@pytest.fixture(autouse=True)
+def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_memory(monkeypatch)
+
+
+def both(scene: dict[str, object], decodes: list[int], chunks: list[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+    """A step of decodes so far into their texts and of chunks from one place to another, by the kernels and by the
+    reference, in a cache in which everything else is not a number."""
+    found = []
+    for backend in ("triton", "reference"):
+        here = Scene(backend, **scene)  # type: ignore[arg-type]
+        here.soil(POISON)
+        deciding, prompts = [here.part(length) for length in decodes], [here.part(end) for _, end in chunks]
+        for part, before in [*((part, part.length - 1) for part in deciding),
+                             *((part, start) for part, (start, _) in zip(prompts, chunks, strict=True))]:
+            here.write(part, 0, before)
+        found.append(here.step([(part, part.length - 1) for part in deciding],
+                               [(part, start, end) for part, (start, end) in zip(prompts, chunks, strict=True)]))
+    return list(zip(*found, strict=True))
+
+
+@pytest.mark.slow
+@settings(max_examples=12)
+@given(st.integers(0, 2**32), st.sampled_from(HEADS), st.sampled_from([64, 80, 128, 256]), lengths, lengths,
+       st.sampled_from(VARIANTS))
+def test_it_agrees_with_the_reference(  # noqa: PLR0917 - what is drawn
+        seed: int, heads: tuple[int, int], head_dim: int, decodes: list[int], ends: list[int],
+        variant: Variant) -> None:
+    chunks = [(end // 3, end) for end in ends]
+    scene = {"kv_heads": heads[0], "group": heads[1], "head_dim": head_dim, "seed": seed, "dtype": torch.float16,
+             "variant": variant}
+    for ours, theirs in both(scene, decodes, chunks):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=CLOSE[torch.float16])
+
+
+@pytest.mark.slow
+@settings(max_examples=4)
+@given(st.integers(0, 2**32), st.sampled_from(HEADS), st.sampled_from([1, 17, SPLIT + 1]), st.sampled_from(VARIANTS))
+def test_it_does_so_in_float32_too(seed: int, heads: tuple[int, int], length: int, variant: Variant) -> None:
+    scene = {"kv_heads": heads[0], "group": heads[1], "head_dim": 64, "seed": seed, "variant": variant}
+    for ours, theirs in both(scene, [length], [(length // 2, length)]):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=CLOSE[torch.float32])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block_size", [16, 32, 128])
+def test_blocks_may_be_of_any_size(block_size: int) -> None:
+    for ours, theirs in both({"block_size": block_size, "dtype": torch.float16}, [40, 129], [(3, 70)]):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=CLOSE[torch.float16])
+
+
+@pytest.mark.slow
+@settings(max_examples=3)
+@given(st.integers(0, 2**32), st.lists(st.integers(1, 300), max_size=3), st.lists(st.integers(1, 70), max_size=2),
+       st.sampled_from(VARIANTS))
+def test_company_changes_no_bit(seed: int, decodes: list[int], chunks: list[int], variant: Variant) -> None:
+    scene = Scene("triton", kv_heads=1, seed=seed, dtype=torch.float16, variant=variant)
+    part = scene.part(300)
+    alone = [*scene.step(chunks=[(part, 0, 299)]), *scene.step([(part, 299)])]
+    same = scene.copy(part)
+    company = [(scene.part(length), length - 1) for length in decodes]
+    prompts = [(scene.part(length), 0, length) for length in chunks]
+    assert torch.equal(scene.step(company, [*prompts, (same, 0, 299)])[-1], alone[0])
+    assert torch.equal(scene.step([*company, (same, 299)], prompts)[len(company)], alone[1])
+
+
+@pytest.mark.slow
+@settings(max_examples=3)
+@given(st.integers(0, 2**32), st.sets(st.integers(1, 318), max_size=4), st.sampled_from(VARIANTS))
+def test_how_a_text_is_cut_changes_no_bit(seed: int, cuts: set[int], variant: Variant) -> None:
+    """A token that decodes is a chunk of one, with as many rows in a product."""
+    scene = Scene("triton", kv_heads=1, seed=seed, dtype=torch.float16, variant=variant)
+    part = scene.part(320)
+    (whole,) = scene.step(chunks=[(part, 0, 320)])
+    edges = [0, *sorted(cuts), 319, 320]
+    same = scene.copy(part)
+    pieces = [scene.step(chunks=[(same, start, end)])[0] if end - start > 1 else scene.step([(same, start)])[0]
+              for start, end in pairwise(edges)]
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+def test_a_row_in_no_span_gets_zeros() -> None:
+    scene = Scene("triton", dtype=torch.float16)
+    part = scene.part(1)
+    plan = scene.attention.plan([part.span(0, 0, 1)], [], 2, scene.cache)
+    result = scene.attention.run(part.queries.expand(2, -1, -1).contiguous(), scene.cache, 0, plan)
+    assert not result[1].any()
+
+
+def test_a_chunk_of_nothing_changes_nothing() -> None:
+    scene = Scene("triton", dtype=torch.float16)
+    part, nothing = scene.part(5), Part(*[torch.empty(0)] * 3, [])
+    scene.write(part, 0, 5)
+    spans = [part.span(0, 0, 5), Span(5, 0, 0, nothing.blocks)]
+    plan = scene.attention.plan([], spans, 5, scene.cache)
+    (alone,) = scene.step(chunks=[(part, 0, 5)])
+    assert torch.equal(scene.attention.run(part.queries, scene.cache, 1, plan), alone)
+
+
+def test_queries_may_stand_between_other_numbers() -> None:
+    """As the first heads of what a product gave."""
+    scene = Scene("triton", dtype=torch.float16)
+    part = scene.part(20)
+    (alone,) = scene.step(chunks=[(part, 0, 20)])
+    among = torch.cat([part.queries, part.queries.new_full((20, 3, 32), POISON)], 1)[:, :part.queries.shape[1]]
+    plan = scene.attention.plan([], [part.span(0, 0, 20)], 20, scene.cache)
+    assert torch.equal(scene.attention.run(among, scene.cache, 1, plan), alone)
+
+
+@pytest.mark.parametrize(("position", "window", "splits"), [
+    (0, 0, [0]), (SPLIT - 1, 0, [0]), (SPLIT, 0, [0, 1]), (3 * SPLIT + 1, 0, [0, 1, 2, 3]), (SPLIT, 1, [1]),
+    (SPLIT, 2, [0, 1]), (SPLIT + 20, 18, [1]), (3 * SPLIT + 1, SPLIT + 2, [2, 3]), (5, 9000, [0])])
+def test_splits_are_counted_from_the_first_token(position: int, window: int, splits: list[int]) -> None:
+    """And those that nobody looks into are left out."""
+    work = list(work_of(Span(3, position, 1, []), 7, window, 32))
+    assert work == [number for split in splits for number in (3, 7, position, split)]
+
+
+@given(st.integers(0, 99), st.integers(0, 500), st.integers(1, 300), st.integers(1, 64))
+def test_tiles_make_up_the_chunk(row: int, start: int, length: int, each: int) -> None:
+    numbers = list(tiles_of(Span(row, start, length, []), 7, each))
+    tiles = [numbers[place:place + 4] for place in range(0, len(numbers), 4)]
+    assert [row + token for token in range(length)] == [first + i for first, _, _, size in tiles for i in range(size)]
+    assert all((tile[1], tile[2] - tile[0]) == (7, start - row) for tile in tiles)
+
+
+@given(st.integers(1, 128), st.integers(16, 256), st.sampled_from([torch.float32, torch.bfloat16]))
+def test_a_program_holds_at_least_one_token(group: int, head_dim: int, dtype: torch.dtype) -> None:
+    sizes = Sizes.of(group, head_dim, dtype)
+    assert sizes.rows >= group
+    assert sizes.rows == power_of_two(sizes.rows)
+    assert padded(head_dim) >= head_dim
+    assert SPLIT % sizes.tile == 0
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), min_size=1, max_size=5))
+def test_what_is_sent_begins_where_kernels_expect_it(lists: list[list[int]]) -> None:
+    parts = sent(lists, torch.device("cpu"))
+    assert [part.tolist() for part in parts] == lists
+    assert not any(part.data_ptr() % 16 for part in parts if len(part))
