@@ -34,6 +34,7 @@ MODELS = Path.home() / ".cache" / "weft" / "benchmarks"
 QUICK = Scope(seeds=2, presets=("figure",), policies=("none", "mixed"), levels=(0.5, 4.0), variants=("batch-4",),
               users=(1, 8), requests=8, repeat=1, span=6.0)
 QUICK_PACE = 20.0
+PLACES = "--folder", "--models"
 DEFAULT = Scope()
 Positive = Number(gt=0)
 
@@ -97,7 +98,14 @@ def made_with(words: list[str]) -> dict[str, Any]:
     """What belongs to every result."""
     versions = {"weft": version("weft"), "Python": platform.python_version(), "torch": version("torch")}
     return {"date": today(), "hardware": hardware(), "versions": versions,
-            "command": shlex.join(["weft", "study", *words])}
+            "command": shlex.join(["weft", "study", *without_places(words)])}
+
+
+def without_places(words: list[str]) -> list[str]:
+    """Where something lies on this machine is nobody's affair."""
+    named = [number for number, word in enumerate(words) if word.partition("=")[0] in PLACES]
+    left_out = {*named, *(number + 1 for number in named if "=" not in words[number])}
+    return [word for number, word in enumerate(words) if number not in left_out]
 
 
 def folder_of(settings: Settings, made: dict[str, Any]) -> Path:

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("triton")  # which comes for Linux only
+
+from shard.attention import triton_paged
 from shard.layers import kernels
 
 COMPILING = """
@@ -34,7 +37,6 @@ def addresses(*names: str) -> dict[str, str]:
 
 
 def attention_jobs() -> list[tuple[str, str, dict[str, str], dict[str, Any], dict[str, int]]]:
-    from shard.attention import triton_paged  # noqa: PLC0415 - only where there is triton
     sizes = triton_paged.Sizes.of(4, 128, torch.bfloat16)
     read, reading = addresses("queries", "keys", "values") | {"table": "*i32"}, {
         "token_stride": "i32", "slot_stride": "i32", "scale": "fp32", "softcap": "fp32"}
@@ -62,7 +64,6 @@ POINTWISE_JOBS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile_for_gpus(capability: int, tmp_path: Path) -> None:
-    pytest.importorskip("triton")
     jobs = [(*job, capability) for job in [*attention_jobs(), *POINTWISE_JOBS]]
     surroundings = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-P", "-c", COMPILING, json.dumps(jobs)], check=True, env=surroundings)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from cyclopts import App, CycloptsError
 
-from benchmarks.study.__main__ import DEFAULT, QUICK, Settings, batching, folder_of, scope_of
+from benchmarks.study.__main__ import DEFAULT, QUICK, Settings, batching, folder_of, made_with, scope_of
 
 EVERYTHING = Settings()
 
@@ -25,6 +25,12 @@ def test_without_arguments_everything_is_measured_on_a_simulated_shard() -> None
     assert settings == EVERYTHING
     assert scope_of(settings) == DEFAULT
     assert settings.shapes == ("simulated",)
+
+
+@pytest.mark.parametrize("places", [["--folder", "/here"], ["--models=/there"], ["--models", "a b", "--folder=c"]])
+def test_a_result_does_not_tell_where_things_lie_here(places: list[str]) -> None:
+    words = ["batching", "--parts", "compat", *places, "--seeds", "5"]
+    assert made_with(words)["command"] == "weft study batching --parts compat --seeds 5"
 
 
 def test_parts_shapes_and_sizes_can_be_chosen() -> None:
