@@ -117,7 +117,7 @@ def measure(settings: Settings, experiments: Experiments) -> None:
     pace = QUICK_PACE if settings.quick else settings.pace
     for name in settings.shapes:
         shape, scope = shape_of(name, settings.models, settings.demo, pace), scope_of(settings)
-        plan = Plan(shape, scope, experiments.pace(Plan(shape, scope)))
+        plan = Plan(shape, scope, experiments.pace(Plan(shape, scope), settings.parts))
         for part in settings.parts:
             experiments.part(plan, part)
 

@@ -20,7 +20,7 @@ from benchmarks.bench.load import drive
 from benchmarks.bench.record import Ask, Record
 from benchmarks.processes import HOST, Server, serving
 from benchmarks.study.measures import is_enough, pace_of
-from benchmarks.study.plan import SOLO, Pace, Plan, Run, Turn
+from benchmarks.study.plan import COMPAT, PARTS, SOLO, Pace, Plan, Run, Turn
 from benchmarks.study.raw import Raw, Taken
 
 WARM_UP = [Ask(number, "Request", 8) for number in range(8)]
@@ -56,9 +56,10 @@ class Experiments:
     asked: Asked = asked
     stats: Callable[[int], dict[str, Any]] = told_stats
 
-    def pace(self, plan: Plan) -> Pace:
-        """How fast the server is, measured unless it is known."""
-        return pace_of(taken for turn in plan.turns(SOLO) for taken in self.take(plan, turn))
+    def pace(self, plan: Plan, parts: Sequence[str] = PARTS) -> Pace:
+        """How fast the server is, as far as these parts ask for it, measured unless it is known."""
+        turns = [turn for turn in plan.turns(SOLO) if COMPAT in parts or not turn.runs[0].is_compat]
+        return pace_of(taken for turn in turns for taken in self.take(plan, turn))
 
     def part(self, plan: Plan, part: str) -> None:
         for turn in plan.turns(part):

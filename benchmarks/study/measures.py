@@ -61,7 +61,7 @@ def pace_of(takens: Iterable[Taken]) -> Pace:
     """From the runs that are made for it."""
     found = {(taken.run.policy, taken.run.workload): taken.records for taken in takens if taken.run.part == SOLO}
     alone = {key: seconds_alone(records) for key, records in found.items()}
-    return Pace(alone[NOBATCH, "short"], alone[FIXED, "short"], alone[FIXED, "long"],
+    return Pace(alone.get((NOBATCH, "short"), ()), alone[FIXED, "short"], alone[FIXED, "long"],
                 rate(found.get((DYNAMIC, TOGETHER), ())))
 
 

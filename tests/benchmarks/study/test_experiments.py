@@ -21,6 +21,14 @@ def test_the_pace_is_what_requests_take_alone(tmp_path: Path) -> None:
     assert dict(pace.long)[64] == pytest.approx(0.64)
 
 
+def test_how_fast_it_is_without_a_cache_is_asked_only_for_the_studys_mode(tmp_path: Path) -> None:
+    """On a real model that takes long."""
+    house = House()
+    pace = house.experiments(tmp_path).pace(Plan(simulated(1.0), SCOPE), ["sweep", "users"])
+    assert [settings["batching"] for settings in house.servers] == ["none"]
+    assert (bool(pace.long), pace.compat) == (True, ())
+
+
 def test_what_is_there_is_not_measured_again_and_needs_no_server(tmp_path: Path) -> None:
     first = House()
     plan = plan_of(first, tmp_path)
