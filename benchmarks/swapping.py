@@ -49,8 +49,8 @@ class Settings:
     "How many different adapters requests go by, one after the other; one point for each number."
     places: Annotated[int, Parameter(validator=Number(gte=1))] = 8
     "How many adapters fit at once where they take turns."
-    seconds: Annotated[float, Parameter(validator=Number(gt=0))] = 6.0
-    "Of each turn; what is heard in its first half is not counted."
+    requests: Annotated[int, Parameter(validator=Number(gte=1))] = 2
+    "How many each of them is in a turn, one behind the other: turns are whole answers, however long a prompt takes."
     repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
     "How often the points take turns; the figures are medians."
     folder: str = ""
@@ -61,10 +61,16 @@ class Settings:
 
 @dataclass(slots=True)
 class Heard:
-    """Of one turn: tokens, and seconds between two of one answer."""
+    """Of one turn: tokens, in how many seconds, and those between two of one answer."""
 
     tokens: int = 0
+    seconds: float = 0.0
     gaps: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,29 +126,25 @@ class Load:
                 answer.raise_for_status()
 
     async def turn(self, ranks: Sequence[int], adapters: int) -> Heard:
-        """So many streams, one request behind the other, until the time is over."""
-        began, seconds = time.perf_counter(), self._settings.seconds
-        heard = Heard()
+        """So many streams, one request behind the other."""
+        began, heard = time.perf_counter(), Heard()
         async with asyncio.TaskGroup() as group:
             for _ in range(self._settings.streams):
-                group.create_task(self._stream(ranks, adapters, heard, (began + seconds / 2, began + seconds)))
+                group.create_task(self._stream(ranks, adapters, heard))
+        heard.seconds = time.perf_counter() - began
         return heard
 
-    async def _stream(self, ranks: Sequence[int], adapters: int, heard: Heard, window: tuple[float, float]) -> None:
-        while time.perf_counter() < window[1]:
+    async def _stream(self, ranks: Sequence[int], adapters: int, heard: Heard) -> None:
+        for _ in range(self._settings.requests):
             number = next(self._numbers)
             name = adapter_name(ranks, number % adapters) if adapters else ""
             body = {"inputs": f"{number} {WORDS}", "parameters": {
                 "max_new_tokens": self._settings.length, "adapter_id": name}}
             async with self._http.post("/generate_stream", json=body) as answer:
                 answer.raise_for_status()
-                await self._read(answer, heard, window)
-
-    async def _read(self, answer: aiohttp.ClientResponse, heard: Heard, window: tuple[float, float]) -> None:
-        async for now, gap in token_times(answer):
-            if window[0] <= now <= window[1]:
-                heard.tokens += 1
-                heard.gaps += [gap] if gap else []
+                async for _, gap in token_times(answer):
+                    heard.tokens += 1
+                    heard.gaps += [gap] if gap else []
 
 
 def adapter_name(ranks: Sequence[int], number: int) -> str:
@@ -163,17 +165,14 @@ async def measure(settings: Settings, variant: Variant, address: str) -> Found:
         cold = await load.warm_up(variant.ranks, max(settings.adapters))
         turns = [{number: await load.turn(variant.ranks, number) for number in numbers}
                  for _ in range(settings.repeat + 1)]
-    return Found(variant.name, cold, [point(variant.name, number, turns[1:], settings.seconds / 2)
-                                      for number in numbers])
+    return Found(variant.name, cold, [point(variant.name, number, turns[1:]) for number in numbers])
 
 
-def point(variant: str, number: int, turns: Sequence[dict[int, Heard]], seconds: float) -> Point:
-    costs = [100 * (1 - turn[number].tokens / max(turn[0].tokens, 1)) for turn in turns]
+def point(variant: str, number: int, turns: Sequence[dict[int, Heard]]) -> Point:
+    costs = [100 * (1 - turn[number].rate / turn[0].rate) for turn in turns]
     gaps = sorted(1e3 * gap for turn in turns for gap in turn[number].gaps)
-    if not gaps:
-        raise ValueError(f"with {number} adapters no token came in the second half of a turn; ask for longer ones")
-    return Point(variant, number, statistics.median(turn[number].tokens for turn in turns) / seconds,
-                 statistics.median(costs), percentile(gaps, 50), percentile(gaps, 95), gaps[-1])
+    return Point(variant, number, statistics.median(turn[number].rate for turn in turns), statistics.median(costs),
+                 percentile(gaps, 50), percentile(gaps, 95), gaps[-1])
 
 
 COLUMNS = (
