@@ -12,6 +12,7 @@ import torch
 from shard.adapters.wardrobe import Wardrobe
 from shard.checkpoint import read_config
 from shard.config import ShardConfig
+from shard.device import kind_of
 from shard.distributed import Group
 from shard.encoder_exactness import verdict
 from shard.encoding import Encoding
@@ -43,7 +44,7 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> LoadedEncoder
     footing = prepare(config, described)
     device, group, wardrobe = footing.device, footing.group, footing.wardrobe
     model = read_weights(config, footing, described, load_encoder, on_progress)
-    shape = asdict(described) | {"dtype": footing.dtype, "ranks": group.size, "device": device.type,
+    shape = asdict(described) | {"dtype": footing.dtype, "ranks": group.size, "device": kind_of(device),
                                  "quantize": config.quantize, "adaptable": config.adaptable}
     on_progress(CHECK, 0, 0)
     look = partial(verdict, model.cut(1), device)

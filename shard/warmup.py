@@ -81,7 +81,7 @@ class Rehearsal:
     def _measure(self, kind: Iterator[Step]) -> Iterator[Measured]:
         for number, step in enumerate(kind):
             seconds = self._time(step)
-            if seconds <= BRIEF or self._patience == inf:
+            if seconds <= BRIEF or self._patience == inf:  # where all sizes are run, kernels are compiled on the way
                 seconds = min(seconds, self._time(step))  # the first run may have had to set things up
             rows = len(step.decodes) + len(step.chunks)
             context = sum(len(sequence.tokens) for sequence in step.sequences)

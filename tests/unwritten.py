@@ -1,5 +1,8 @@
 """Memory that nobody wrote yet is not a number: who reads it is found out."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,8 +13,8 @@ def poison_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
 
 
-def poisoned(make: object) -> object:
-    def made(*shape: object, **kind: object) -> Tensor:
-        memory: Tensor = make(*shape, **kind)  # type: ignore[operator]
+def poisoned(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def made(*shape: Any, **kind: Any) -> Tensor:
+        memory = make(*shape, **kind)
         return memory.fill_(float("nan")) if memory.is_floating_point() else memory
     return made

@@ -33,8 +33,8 @@ BACKENDS = {  # module and class; one is imported when it is chosen, since trito
 def choose_attention(asked: str, device: str) -> str:
     """The key in BACKENDS; `device` is cpu or cuda."""
     if asked == "cpu" and device != "cpu":
-        raise ValueError(f"--attention cpu computes on CPU only, the model is on --device {device}; use --attention "
-                         f"auto")
+        raise ValueError(f"--attention cpu computes on CPU only, the model is on --device {device}; "
+                         "use --attention auto")
     if asked == "triton" and device == "cpu":
         raise ValueError("--attention triton computes on GPUs only, the model is on --device cpu; use --attention auto")
     if asked == "triton" and not has_triton():

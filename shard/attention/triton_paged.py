@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from triton import next_power_of_2
 
 from shard.attention.paged_kernels import chunk_tiles, decode_merge, decode_splits
 from shard.attention.span import Span
 from shard.attention.variant import Variant
 from shard.cache import Cache
-from shard.layers.kernels import power_of_two
 
 SPLIT = 256  # places
 FEWEST = 16  # rows of a product, and its width
@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, group: int, head_dim: int, dtype: torch.dtype) -> "Sizes":
-        least = max(FEWEST, power_of_two(group))
+        least = max(FEWEST, next_power_of_2(group))
         if dtype.itemsize > 2:
             return cls(FEWEST, least)
         return cls(2 * FEWEST, max(least, 64 if head_dim <= WIDE else 32))
@@ -60,6 +60,7 @@ class Plan:
     table: Tensor  # the blocks of all spans, one span's behind the other's
     decodes: dict[int, Decodes]  # by window; empty if nobody decodes
     tiles: Tensor  # [tiles, 4]: first row on the token axis, first block in the table, first position, tokens
+    constants: dict[int, dict[str, int]]  # of kernels, by window
     covers_all: bool  # every token is in a span
 
 
@@ -86,7 +87,9 @@ class TritonAttention:
         table, tiles_there, rows, *rest = sent(numbers, cache.device)
         found = {window: self._decodes(work.view(-1, ENTRY), rows, entries)
                  for window, work, entries in zip(windows, rest[::2], rest[1::2], strict=True)}
-        return Plan(table, found, tiles_there.view(-1, ENTRY), sum(span.length for span in spans) == num_tokens)
+        constants = {window: self._constants(window, sizes, cache) for window in self._variant.kinds}
+        return Plan(table, found, tiles_there.view(-1, ENTRY), constants,
+                    sum(span.length for span in spans) == num_tokens)
 
     def _decodes(self, work: Tensor, rows: Tensor, entries: Tensor) -> Decodes:
         each = (len(work), self._heads)
@@ -102,7 +105,7 @@ class TritonAttention:
         read = queries, cache.keys[layer], cache.values[layer], plan.table
         numbers = queries.stride(0), cache.width, self._scale, self._variant.softcap
         window = self._variant.window(layer)
-        constants = self._constants(window, cache)
+        constants = plan.constants[window]
         if plan.decodes:
             decodes = plan.decodes[window]
             found = decodes.best, decodes.total, decodes.mixed
@@ -114,8 +117,7 @@ class TritonAttention:
             chunk_tiles[len(plan.tiles), self._kv_heads](*read, plan.tiles, output, *numbers, **constants)
         return output
 
-    def _constants(self, window: int, cache: Cache) -> dict[str, int]:
-        sizes = Sizes.of(self._group, self._head_dim, cache.dtype)
+    def _constants(self, window: int, sizes: Sizes, cache: Cache) -> dict[str, int]:
         return {"CAPPED": bool(self._variant.softcap), "WINDOW": window, "GROUP": self._group,
                 "HEAD_DIM": self._head_dim, "HEAD_PAD": padded(self._head_dim), "BLOCK_SIZE": cache.block_size,
                 "SPLIT": SPLIT, "TILE": sizes.tile, "ROWS": sizes.rows, "num_warps": WARPS, "num_stages": STAGES}
@@ -136,7 +138,8 @@ def tiles_of(chunk: Span, first: int, each: int) -> Iterator[int]:
 
 def padded(head_dim: int) -> int:
     """As wide as products are computed."""
-    return max(FEWEST, power_of_two(head_dim))
+    width: int = next_power_of_2(head_dim)
+    return max(FEWEST, width)
 
 
 def sent(lists: list[list[int]], device: torch.device) -> list[Tensor]:

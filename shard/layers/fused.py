@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from triton import next_power_of_2
 
-from shard.layers.kernels import power_of_two
 from shard.layers.pointwise_kernels import enter_heads, gate_rows, norm_rows
 
 PIECE = 1024  # numbers of a row that one program activates
@@ -18,7 +18,7 @@ MOST_PER_WARP = 512  # numbers of a row under a norm
 def norm(x: Tensor, weight: Tensor, epsilon: float, *, wide: bool, delta: Tensor | None = None) -> Tensor:
     """`x`, `delta`: `[..., width]`, `weight: [width]`. The `delta` is added to `x` in place first. `wide`: rounded
     after the weight was multiplied with."""
-    output, block = torch.empty_like(x), power_of_two(x.shape[-1])
+    output, block = torch.empty_like(x), next_power_of_2(x.shape[-1])
     norm_rows[(x.numel() // x.shape[-1],)](
         x, x if delta is None else delta, weight, output, epsilon, ADDS=delta is not None, WIDE=wide, WIDTH=x.shape[-1],
         BLOCK=block, num_warps=min(16, max(1, block // MOST_PER_WARP)))
@@ -82,5 +82,5 @@ def enter(heads: Tensor, head_norm: HeadNorm | None, angles: Angles, rows: Rows)
         heads, weight, angles.table, angles.positions, rows.slots, queries, rows.keys, rows.values, epsilon,
         rows.keys.stride(0), NORMS=head_norm is not None, WIDE=wide, NEIGHBOURS=angles.neighbours,
         TURNED=angles.table.shape[1], HEADS=num_heads, KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
-        BLOCK=power_of_two(head_dim), num_warps=1)
+        BLOCK=next_power_of_2(head_dim), num_warps=1)
     return queries

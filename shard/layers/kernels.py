@@ -16,8 +16,3 @@ def has_triton() -> bool:
 def kernels(device: torch.device) -> ModuleType | None:
     """`fused.py`, which needs Triton, if it is of use there."""
     return import_module("shard.layers.fused") if device.type == "cuda" and has_triton() else None
-
-
-def power_of_two(least: int) -> int:
-    """As wide as programs are."""
-    return 1 << (least - 1).bit_length()

@@ -15,7 +15,7 @@ class RMSNorm:
         self.weight = weight
         self.epsilon = epsilon
         self._share = 1 / weight.shape[-1]
-        self._epsilon = torch.tensor(epsilon, device=weight.device)
+        self._added = torch.tensor(epsilon, device=weight.device)
         self._fused = kernels(weight.device) if weight.ndim == 1 else None  # norms of heads: entering.py
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class RMSNorm:
     def _scaled(self, x: Tensor) -> Tensor:
         wide = x.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        scale = torch.addcmul(self._epsilon, length, length, value=self._share).rsqrt_()
+        scale = torch.addcmul(self._added, length, length, value=self._share).rsqrt_()
         return wide * scale
 
     def _weighted(self, scaled: Tensor, dtype: torch.dtype) -> Tensor:

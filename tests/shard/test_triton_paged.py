@@ -13,9 +13,10 @@ from unwritten import poison_memory
 
 from shard.attention.span import Span
 from shard.attention.variant import PLAIN, Variant
-from shard.layers.kernels import power_of_two
 
 pytest.importorskip("triton")  # which comes for Linux only
+
+from triton import next_power_of_2
 
 from shard.attention.triton_paged import SPLIT, Sizes, padded, sent, tiles_of, work_of
 
@@ -159,7 +160,7 @@ def test_tiles_make_up_the_chunk(row: int, start: int, length: int, each: int) -
 def test_a_program_holds_at_least_one_token(group: int, head_dim: int, dtype: torch.dtype) -> None:
     sizes = Sizes.of(group, head_dim, dtype)
     assert sizes.rows >= group
-    assert sizes.rows == power_of_two(sizes.rows)
+    assert sizes.rows == next_power_of_2(sizes.rows)
     assert padded(head_dim) >= head_dim
     assert SPLIT % sizes.tile == 0
 
