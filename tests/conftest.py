@@ -26,6 +26,7 @@ from typing import Any
 import hypothesis
 import pytest
 import uvloop
+from proc import child_pids, command_line
 
 if not Path("/dev/nvidiactl").exists():  # there is no GPU: kernels are interpreted
     os.environ.setdefault("TRITON_INTERPRET", "1")  # looked at when triton is imported
@@ -98,13 +99,8 @@ def children() -> set[str]:
     with suppress(ChildProcessError):
         while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
             pass
-        numbers = " ".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
-        return {f"{number} {command_line(number)}" for number in numbers}
+        return {f"{pid} {' '.join(command_line(pid))}" for pid in child_pids(os.getpid())}
     return set()
-
-
-def command_line(number: str) -> str:
-    return Path(f"/proc/{number}/cmdline").read_text().replace("\0", " ")
 
 
 def files() -> set[str]:
@@ -151,6 +147,13 @@ def kept_by_libraries() -> None:
     """uvloop keeps one pipe for signals from its first loop on. Orphans of our children become ours."""
     uvloop.new_event_loop().close()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_was_there_before_is_no_garbage() -> None:
+    """Libraries are most of what there is; to look through them after every test takes longer than the tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

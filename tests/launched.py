@@ -12,6 +12,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from proc import child_pids, command_line
+
 WEFT = Path(sys.executable).parent / "weft"
 PROMPT = "Once upon a time"
 SIMULATED = "weft/simulated"
@@ -56,9 +58,7 @@ class Weft:
 
     def pids(self, module: str) -> list[int]:
         """Our child processes that run this module, in the order in which they were started."""
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        pids = sorted(int(pid) for task in tasks for pid in task.read_text().split())
-        return [pid for pid in pids if f"\0{module}\0" in Path(f"/proc/{pid}/cmdline").read_text()]
+        return [pid for pid in child_pids(self.process.pid) if module in command_line(pid)[1:]]
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

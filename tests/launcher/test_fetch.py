@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_hub import COMMIT, FakeHub
+from proc import child_pids, command_line
 
 from launcher.fetch import Order, order, what_is_missing
 from launcher.model import find_model
@@ -159,18 +160,13 @@ def test_a_download_that_is_stopped_ends_at_once_and_can_be_gone_on_with(
     assert bench.fake.stalled.wait(60)
     while bench.beginning().stat().st_size < 60_000:
         pass
-    assert "hf_secret" not in command_lines(process.pid)
+    children = child_pids(process.pid)
+    assert children
+    assert not any("hf_secret" in argument for pid in [process.pid, *children] for argument in command_line(pid))
     process.send_signal(number)
     assert bench.end(process) == (code, "", "weft: downloading org/name: 0 %, 0 B of 100.0 kB\n")
     assert bench.run("download", "org/name")[0] == 0
     assert bench.fake.num_asked("GET", "/store", "bytes=60000-") == 1
-
-
-def command_lines(pid: int) -> str:
-    """Of a process and its children."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    assert children
-    return "".join(Path(f"/proc/{number}/cmdline").read_text() for number in [str(pid), *children])
 
 
 @pytest.mark.slow
