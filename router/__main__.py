@@ -125,9 +125,9 @@ async def let_in(
         sender = make_sender(order.traces, "router", log.warning)
         if order.store and may_adapt(order.config, engine.facts):
             store = counted(Store(order.store, order.hub_token), engine)
-            adapters = Adapters(order.config, store, engine.resources, order.model)
-            await adapters.preload(engine.resources.keep)
-        validator = Validator(order.config, engine.facts, *files, engine.resources.of, adapters=adapters)
+            adapters = Adapters(order.config, store, engine.supply.resources, order.model)
+            await adapters.preload(engine.supply.resources.keep)
+        validator = Validator(order.config, engine.facts, *files, engine.supply.resources.of, adapters=adapters)
     except (ValueError, ShardsLost):
         if adapters is not None:
             await adapters.close()

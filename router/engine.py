@@ -15,7 +15,6 @@ from typing import Any
 from router import told, wire
 from router.accounts import Account
 from router.alarm import Alarm
-from router.arrivals import Arrivals
 from router.awaited import Awaited, Sent
 from router.clients import Clients
 from router.config import RouterConfig
@@ -27,12 +26,11 @@ from router.messages import Answer, Plan
 from router.policy import Policy, without_effect
 from router.prompts import Limits
 from router.recorder import Recorder, new_core
-from router.request import ADAPTER, Request, Resource, Tenant
-from router.residents import Standing
-from router.resources import Resources, Told
+from router.request import Request, Tenant
 from router.shards import Shards, ShardsLost
 from router.shelf import Shelf
 from router.stream import Stream
+from router.supply import Supply
 from router.tally import Tally
 from router.tokenizer import Tokenizer
 from router.trials import Loss
@@ -53,19 +51,18 @@ class Engine:
         self.config = config
         self.is_ready = False
         self.health = Health()
-        self.resources = Resources(shards, Told(self._is_here, self._is_not_to_be_had, self._is_removed, self._took))
+        self._wake = asyncio.Event()
+        self.supply = Supply(shards, self._happened, self._wake.set)
         self._shards = shards
         self._tokenizer = tokenizer
         self._on_broken = on_broken
         self._shelf = shelf
-        self._wake = asyncio.Event()
         self._under_way = Awaited(self._wake.set)
         shards.on_gone = self._wake.set
         self._epoch = 0
         self._defects: deque[float] = deque(maxlen=DEFECTS)
         self._events: list[Event] = []  # that nobody was told of yet
         self._alarm = Alarm(self._expire)
-        self._arrivals = Arrivals()
 
     # -- for those who serve
 
@@ -77,7 +74,7 @@ class Engine:
                 pass
             limits = Limits.of(self.config, self.facts)
         except BaseException:
-            await self.resources.close()
+            await self.supply.resources.close()
             await self._shards.close()
             raise
         policy = Policy.of(self.config, self.facts)
@@ -88,6 +85,7 @@ class Engine:
         self.tally = Tally(self._core, limits, self.facts.tokens_per_step, adapters=self.facts.adapters,
                            lorax=self.config.compat == "lorax")
         self._clients = Clients(self.config, self._tokenizer, self._core, self._wake.set, tally=self.tally)
+        self.supply.start(self._core, self.tally)
         self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
         self._loop = asyncio.create_task(self._run(), name="engine")
         self._loop.add_done_callback(self._ended)
@@ -98,7 +96,7 @@ class Engine:
         await asyncio.gather(self._loop, return_exceptions=True)
         self._alarm.cancel()
         self._under_way.forget()
-        await self.resources.close()
+        await self.supply.resources.close()
         self.health.leave(LEAVING)
         self._fail_everyone(LEAVING)
         await self._shards.close()
@@ -133,25 +131,6 @@ class Engine:
     def may_use(self, request_id: str, tenant: Tenant) -> bool:
         """Whether a new request of this tenant may be known by this id."""
         return self._clients.accounts.may_use(request_id, tenant)
-
-    async def load(self, resource: Resource) -> str:
-        """Has it on the shards, though no request needs it. Returns why not, if so. A loss of the shards only makes it
-        take longer. Raises NotReady."""
-        if self._loop.done():
-            raise NotReady(LEAVING)
-        if reason := self._core.misfit(resource):
-            return reason
-        self.want(resource)
-        return "" if self._core.has(resource) else await self._arrivals.of(resource)
-
-    def unload(self, resource: Resource) -> None:
-        """It leaves the shards as soon as nobody in the house needs it."""
-        self._core.drop(resource, now())
-        self._wake.set()
-
-    def adapter_states(self) -> dict[Resource, Standing]:
-        """Of those that are on the shards, come there or leave, and of others that somebody needs."""
-        return self._core.adapters
 
     def write_recording(self, why: str, *, asked: bool = True) -> None:
         """The last minutes of the core to a file, if they are kept; what nobody asked for not often."""
@@ -199,8 +178,7 @@ class Engine:
     def _send_plans(self) -> None:
         while (plan := self._core.plan(now())) is not None:
             self._send(plan)
-        self.resources.carry_out(self._core.moves(now()))
-        self._look_for_arrivals()
+        self.supply.carry_out()
         self._alarm.set(self._core.wake_at)
 
     def _tell(self) -> None:
@@ -209,43 +187,11 @@ class Engine:
         self._alarm.set(self._core.wake_at)
 
     def _expire(self) -> None:
-        """Time ran out for somebody, whatever the loop waits for. What was there to tell before is told before."""
-        self._events += self._core.expire(now())
-        self._tell()
-        self._wake.set()
+        """Time ran out for somebody, whatever the loop waits for."""
+        self._happened(self._core.expire(now()))
 
-    def want(self, resource: Resource) -> None:
-        """It should be on the shards, though no request needs it."""
-        self._core.want(resource, now())
-        self._wake.set()
-
-    def _look_for_arrivals(self) -> None:
-        """What was about to leave may have been kept, and there may be less room than before."""
-        for resource in self._arrivals.awaited:
-            if self._core.has(resource):
-                self._arrivals.came(resource)
-            elif reason := self._core.misfit(resource):
-                self._core.drop(resource, now())
-                self._arrivals.came(resource, reason)
-
-    def _is_here(self, resource: Resource) -> None:
-        self._moved(self._core.available(resource, now()))
-        self._arrivals.came(resource)
-
-    def _is_not_to_be_had(self, resource: Resource, reason: str) -> None:
-        self._moved(self._core.unavailable(resource, reason, now()))
-        self._arrivals.came(resource, reason)
-
-    def _is_removed(self, resource: Resource) -> None:
-        self._moved(self._core.removed(resource, now()))
-        if resource.kind == ADAPTER and self.tally.adapters is not None:
-            self.tally.adapters.unloads.add()
-
-    def _took(self, resource: Resource, seconds: float, reason: str) -> None:
-        if resource.kind == ADAPTER and self.tally.adapters is not None:
-            self.tally.adapters.loaded(seconds, reason)
-
-    def _moved(self, events: list[Event]) -> None:
+    def _happened(self, events: list[Event]) -> None:
+        """Beside what answers say. What was there to tell before is told before."""
         self._events += events
         self._tell()
         self._wake.set()
@@ -285,7 +231,7 @@ class Engine:
 
     def _fail_everyone(self, reason: str) -> None:
         self._clients.fail_everyone(reason)
-        self._arrivals.give_up(reason)
+        self.supply.give_up(reason)
 
     # -- shards
 
@@ -301,7 +247,7 @@ class Engine:
             await asyncio.sleep(PAUSE)
             return False
         self.facts, self._epoch = meeting.facts, meeting.epoch
-        await self.resources.met(meeting)
+        await self.supply.resources.met(meeting)
         self.is_ready = True
         self.health.well()
         return True
@@ -312,14 +258,16 @@ class Engine:
         self.health.ill(f"the shards are lost ({lost.loss.name.lower()}) and not back yet")
         self.tally.steps.lost(lost.loss, [sent.plan for sent in self._under_way])
         self._events += self._core.shards_lost(now(), lost.loss)
-        self.resources.lost(everything=lost.loss is Loss.DEATH)
+        self.supply.resources.lost(everything=lost.loss is Loss.DEATH)
         self._tell()
+        if lost.loss is Loss.MEMORY:
+            log.warning("steps have at most %d tokens from now on", self._core.policy.max_prefill_tokens)
         self._judge(lost)
         await self._under_way.settle()
         while not await self._meet(*Loss):
             pass
         self._clients.tell(self._core.shards_ready(self.facts, self._epoch, now()))
-        self._look_for_arrivals()
+        self.supply.look_for_arrivals()
         log.info("the shards are back, epoch %d", self._epoch)
 
     def _judge(self, lost: ShardsLost) -> None:

@@ -170,9 +170,9 @@ class Served(Weft):
 
     async def start(self) -> None:
         await super().start()
-        adapters = None if self.store is None else Adapters(self.config, self.store, self.engine.resources)
+        adapters = None if self.store is None else Adapters(self.config, self.store, self.engine.supply.resources)
         self.validator = Validator(self.config, self.engine.facts, self.tokenizer, plain_template(),
-                                   self.engine.resources.of, adapters=adapters)
+                                   self.engine.supply.resources.of, adapters=adapters)
         self.server = Server(create_app(self.engine, self.validator, self.config, Keys.of(self.config), About()))
         # Small buffers in the kernel, so that a client that does not read is noticed after few bytes.
         with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -102,7 +102,7 @@ class AdapterRoutes:
             raise web.HTTPConflict(text=f"the adapter {named.name} was loaded at start and stays as it is")
         before = adapters.known().get(named)
         try:
-            await adapters.fetch(wanted, engine.load)
+            await adapters.fetch(wanted, engine.supply.load)
         except AdapterFailed as error:
             raise web.HTTPFailedDependency(text=str(error)) from None
         if alias is not None:
@@ -143,10 +143,10 @@ class AdapterRoutes:
         if entry.version.folder not in {other.version.folder for other in self._adapters.known().values()}:
             resource = self._adapters.resource(entry.version)
             if resource is not None:
-                self._house.engine.unload(resource)
+                self._house.engine.supply.unload(resource)
 
     def _told(self, entries: Iterable[tuple[Named, Entry]]) -> Iterator[dict[str, Any]]:
-        states, aliases = self._house.engine.adapter_states(), self._adapters.names
+        states, aliases = self._house.engine.supply.adapters, self._adapters.names
         for named, entry in entries:
             version = entry.version
             resource = self._adapters.resource(version)
@@ -164,7 +164,7 @@ class AdapterRoutes:
                 "bytes_on_shard": version.takes,
                 "last_used": int(time.time() - (time.monotonic() - entry.used)),
                 "requests": standing.num_users,
-                "loads": self._house.engine.resources.num_loads(version.folder),
+                "loads": self._house.engine.supply.resources.num_loads(version.folder),
                 "private": version.is_private,
                 "stays": self._adapters.stays(named),
             }

@@ -19,10 +19,9 @@ from router.http.metrics import FAILURE
 from router.http.rendering import Answer, Collector
 from router.http.sse import EventStream, Outbox, event_stream
 from router.messages import ModelFacts
-from router.request import Request, Resource, Tenant
-from router.residents import Standing
-from router.resources import Resources
+from router.request import Request, Tenant
 from router.stream import Stream
+from router.supply import Supply
 from router.tally import Tally
 from router.validation import Choice, Validator
 
@@ -51,14 +50,8 @@ class Engine(Protocol):
 
     def ailment(self) -> str: ...
 
-    async def load(self, resource: Resource) -> str: ...
-
-    def unload(self, resource: Resource) -> None: ...
-
-    def adapter_states(self) -> dict[Resource, Standing]: ...
-
     @property
-    def resources(self) -> Resources: ...
+    def supply(self) -> Supply: ...
 
     @property
     def tally(self) -> Tally: ...

@@ -178,7 +178,7 @@ def test_what_is_cached_of_a_prompt_is_for_one_adapter(tmp_path):
 
 def test_the_static_adapter_is_for_those_who_name_none(tmp_path):
     async def story(weft):
-        await weft.validator.adapters.preload(weft.engine.resources.keep)
+        await weft.validator.adapters.preload(weft.engine.supply.resources.keep)
         assert await said(weft, None) == await said(weft, "a") == text_by(weft, 1)
         await weft.replace()
         assert await said(weft, None) == text_by(weft, 1)

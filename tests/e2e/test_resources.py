@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_grammars_come_back_with_the_shards(tmp_path: Path, faults: str, ranks: int) -> None:
     async def story(weft: Any) -> None:
-        grammars = [weft.engine.resources.of("grammar", source) for source in "ab"]
+        grammars = [weft.engine.supply.resources.of("grammar", source) for source in "ab"]
         await weft.hear_right(*(ask(f"prompt {index}", 12, grammar=grammars[index % 2]) for index in range(6)))
         assert [sorted(rank.worker.ledger.loaded[2]) for rank in weft.ranks] == [[1, 2]] * ranks
         await weft.check_idle()
@@ -23,7 +23,7 @@ def test_grammars_come_back_with_the_shards(tmp_path: Path, faults: str, ranks: 
 
 def test_a_grammar_that_a_shard_does_not_take_fails_those_who_need_it(tmp_path: Path) -> None:
     async def story(weft: Any) -> None:
-        [refused] = await weft.hear(ask("a loom", 5, grammar=weft.engine.resources.of("grammar", "a")))
+        [refused] = await weft.hear(ask("a loom", 5, grammar=weft.engine.supply.resources.of("grammar", "a")))
         assert "takes no KIND_GRAMMAR" in str(refused.error)
         await weft.hear_right(ask("a loom", 5))
     play(story, tmp_path, grammars=False)

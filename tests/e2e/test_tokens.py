@@ -83,7 +83,7 @@ def test_a_request_that_needs_what_is_not_loaded_yet_waits_and_can_leave(tmp_pat
             await asyncio.Event().wait()
 
         monkeypatch.setattr(weft.engine._shards, "load", take_long)
-        stream = weft.submit("a loom", 6, adapter=weft.engine.resources.of("adapter", "far"))
+        stream = weft.submit("a loom", 6, adapter=weft.engine.supply.resources.of("adapter", "far"))
         await weft.hear_right(ask("another"))
         assert weft.engine.num_unfinished == 1
         stream.close()

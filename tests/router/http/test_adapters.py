@@ -78,10 +78,10 @@ Story = Callable[[House], Awaitable[None]]
 def play(story: Story, folder: Path, *, served: bool = True, **settings: Any) -> None:
     async def told(weft: Any) -> None:
         config, engine, store = weft.config, weft.engine, Store()
-        adapters = Adapters(config, store, engine.resources) if served else None
+        adapters = Adapters(config, store, engine.supply.resources) if served else None
         if adapters is not None:
-            await adapters.preload(engine.resources.keep)
-        with closing(Validator(config, engine.facts, weft.tokenizer, plain_template(), engine.resources.of,
+            await adapters.preload(engine.supply.resources.keep)
+        with closing(Validator(config, engine.facts, weft.tokenizer, plain_template(), engine.supply.resources.of,
                                adapters=adapters)) as validator:
             app = create_app(engine, validator, config, Keys.of(config), About("weft/loom"))
             async with TestClient(TestServer(app, handler_cancellation=True)) as client:
@@ -109,7 +109,7 @@ def test_to_load_it_again_fetches_anew_and_the_old_version_leaves(tmp_path: Path
         removed = house.weft.watch("removed")
         assert (await house.load("org/a"))["digest"] == "a-2"
         await removed.get()
-        assert [standing.state for standing in house.engine.adapter_states().values()] == ["here"]
+        assert [standing.state for standing in house.engine.supply.adapters.values()] == ["here"]
         assert house.store.questions[-1]["fresh"]
     play(story, tmp_path)
 
@@ -157,7 +157,7 @@ def test_what_is_forgotten_leaves_and_is_unknown_then(tmp_path: Path) -> None:
 def test_who_runs_with_it_keeps_it(tmp_path: Path) -> None:
     async def story(house: House) -> None:
         await house.load("org/a")
-        resource, = house.engine.adapter_states()
+        resource, = house.engine.supply.adapters
         stream = house.engine.submit(ask("a loom", 3, adapter=resource))
         await house.weft.gate.arrival()
         assert [told["requests"] for told in await house.listed()] == [1]
@@ -254,7 +254,7 @@ def test_whoever_loads_while_the_server_ends_is_told(tmp_path: Path) -> None:
     """It waits for the only place, which is taken."""
     async def story(house: House) -> None:
         await house.load("org/a")
-        house.engine.submit(ask("a loom", 3, adapter=next(iter(house.engine.adapter_states()))))
+        house.engine.submit(ask("a loom", 3, adapter=next(iter(house.engine.supply.adapters))))
         await house.weft.gate.arrival()
         wanted = house.weft.watch("want")
         loading = asyncio.create_task(house.ask("POST", "/v1/adapters", id="org/b"))
