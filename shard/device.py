@@ -1,11 +1,15 @@
 """Where one rank computes: on which device, and with how many threads. Knows nothing of what is computed."""
 
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 CORES_WITHOUT_ROUTER = 4  # up to so many the shards use all, and the router finds time between
+ALIGNED = 4  # numbers of 32 bits
 
 
 def choose_device(asked: str, rank: int, num_gpus: int) -> torch.device:
@@ -43,3 +47,16 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def sent(lists: list[list[int]], device: torch.device) -> list[Tensor]:
+    """To the device in one piece, as 32 bits. Each begins at a multiple of 16 bytes: kernels are compiled anew for
+    addresses that do not."""
+    together = array("i")
+    for some in lists:
+        together.extend(some)
+        together.extend([0] * (-len(some) % ALIGNED))
+    firsts = accumulate((len(some) + -len(some) % ALIGNED for some in lists), initial=0)
+    whole = torch.frombuffer(together, dtype=torch.int32).to(device) if together else torch.empty(
+        0, dtype=torch.int32, device=device)
+    return [whole[first:first + len(some)] for first, some in zip(firsts, lists, strict=False)]

@@ -5,16 +5,20 @@ One for each model, used by the thread that computes. Knows nothing of sequences
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
+from itertools import accumulate, chain, groupby
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from shard.adapters.racks import Place, Racks, Shelf
+from shard.device import sent
 
 NONE = 0  # the number of no adapter
 # Rows are multiplied in tiles of so many, short ones filled up: then a row's bits are the same in any company.
 TILE = 4
+ROWS = 16  # of one adapter, that one program of a kernel has at most
 
 
 class Run(NamedTuple):
@@ -41,41 +45,42 @@ class Tiles(NamedTuple):
     targets: Tensor | None  # [held], which rows at hand these are, rising; None: all
 
 
-class Bearers:
-    def __init__(self, device: torch.device, racks: Racks) -> None:
-        self.bands: tuple[Band, ...] = ()
-        self.tiles: tuple[Tiles, ...] = ()
-        self._runs: Sequence[Run] = ()
+class Work(NamedTuple):
+    """Rows whose adapters hang on one shelf, for kernels."""
+
+    shelf: Shelf
+    entries: Tensor  # [programs, 3]: slot of an adapter, the first of its rows in `rows`, how many, at most ROWS
+    rows: Tensor  # [held], which rows at hand
+
+
+class AtHand:
+    """All rows that are computed for a while. What stands where is found out when it is first asked."""
+
+    def __init__(self, runs: Sequence[Run], device: torch.device, racks: Racks) -> None:
+        self.runs = runs
+        self._members = rows_by_adapter(runs)
         self._device = device
         self._racks = racks
 
-    @contextmanager
-    def rows(self, runs: Sequence[Run]) -> Iterator[None]:
-        """Of all rows that are computed meanwhile."""
-        before = self._runs, self.bands, self.tiles
-        members = rows_by_adapter(runs)
-        self._runs = runs
-        self.bands = tuple(Band(adapter, self._tensor(rows)) for adapter, rows in members.items())
-        self.tiles = tuple(self._tiled(members, sum(run.length for run in runs)))
-        try:
-            yield
-        finally:
-            self._runs, self.bands, self.tiles = before
+    @cached_property
+    def bands(self) -> tuple[Band, ...]:
+        return tuple(Band(adapter, self._tensor(rows)) for adapter, rows in self._members.items())
 
-    @contextmanager
-    def chosen(self, places: Tensor) -> Iterator[None]:
-        """Some rows of those at hand, in another order, and some more than once."""
-        if not self.bands:
-            yield
-            return
-        numbers = [run.adapter for run in self._runs for _ in range(run.length)]
-        with self.rows([Run(numbers[place], 1) for place in places.tolist()]):
-            yield
+    @cached_property
+    def tiles(self) -> tuple[Tiles, ...]:
+        return tuple(self._tiled(sum(run.length for run in self.runs)))
 
-    def _tiled(self, members: dict[int, list[int]], num_rows: int) -> Iterator[Tiles]:
-        hanging = sorted((place, rows) for adapter, rows in members.items()
-                         if (place := self._racks.find(adapter)) is not None)
-        for side_by_side in neighbours(hanging):
+    @cached_property
+    def works(self) -> tuple[Work, ...]:
+        return tuple(self._worked(shelf, [*group])
+                     for shelf, group in groupby(self._hanging(), lambda hanging: hanging[0].shelf))
+
+    def _hanging(self) -> list[tuple[Place, list[int]]]:
+        return sorted((place, rows) for adapter, rows in self._members.items()
+                      if (place := self._racks.find(adapter)) is not None)
+
+    def _tiled(self, num_rows: int) -> Iterator[Tiles]:
+        for side_by_side in neighbours(self._hanging()):
             first, last = side_by_side[0][0], side_by_side[-1][0]
             rows, places = laid_out([rows for _, rows in side_by_side])
             targets = sorted(places)
@@ -83,11 +88,60 @@ class Bearers:
                         self._unless_all([places[row] for row in targets], len(rows)),
                         self._unless_all(targets, num_rows))
 
+    def _worked(self, shelf: Shelf, hanging: list[tuple[Place, list[int]]]) -> Work:
+        firsts = accumulate((len(rows) for _, rows in hanging), initial=0)
+        entries = [number for first, (place, rows) in zip(firsts, hanging, strict=False)
+                   for done in range(0, len(rows), ROWS)
+                   for number in (place.slot, first + done, min(ROWS, len(rows) - done))]
+        at, rows = sent([entries, [*chain(*(rows for _, rows in hanging))]], self._device)
+        return Work(shelf, at.view(-1, 3), rows)
+
     def _unless_all(self, numbers: list[int], count: int) -> Tensor | None:
         return None if numbers == [*range(count)] else self._tensor(numbers)
 
     def _tensor(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, device=self._device)
+
+
+class Bearers:
+    def __init__(self, device: torch.device, racks: Racks) -> None:
+        self._device = device
+        self._racks = racks
+        self._at_hand = self._among(())
+
+    @property
+    def bands(self) -> tuple[Band, ...]:
+        return self._at_hand.bands
+
+    @property
+    def tiles(self) -> tuple[Tiles, ...]:
+        return self._at_hand.tiles
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        return self._at_hand.works
+
+    @contextmanager
+    def rows(self, runs: Sequence[Run]) -> Iterator[None]:
+        """Of all rows that are computed meanwhile."""
+        before, self._at_hand = self._at_hand, self._among(runs)
+        try:
+            yield
+        finally:
+            self._at_hand = before
+
+    @contextmanager
+    def chosen(self, places: Tensor) -> Iterator[None]:
+        """Some rows of those at hand, in another order, and some more than once."""
+        if not self.bands:
+            yield
+            return
+        numbers = [run.adapter for run in self._at_hand.runs for _ in range(run.length)]
+        with self.rows([Run(numbers[place], 1) for place in places.tolist()]):
+            yield
+
+    def _among(self, runs: Sequence[Run]) -> AtHand:
+        return AtHand(runs, self._device, self._racks)
 
 
 def rows_by_adapter(runs: Sequence[Run]) -> dict[int, list[int]]:

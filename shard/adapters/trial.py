@@ -10,7 +10,8 @@ from torch import Tensor
 
 from shard.adapters.bearers import Bearers, Run
 from shard.adapters.racks import Racks
-from shard.layers.adapted import Portion, Site
+from shard.layers.adapted import Site
+from shard.layers.portions import Portion
 
 RANKS = (4, 16, 64)
 NUM_ADAPTERS = 3
@@ -47,7 +48,7 @@ def differs(rank: int, num_inputs: int, num_outputs: int, dtype: torch.dtype, de
     portion = Portion("", (num_outputs, num_inputs), range(num_outputs), range(num_inputs))
     site = Site(bearers, [portion], dtype, device)
     for number in range(1, NUM_ADAPTERS + 1):
-        site.put(racks.take(number, rank), 0, drawn(rank, num_inputs), drawn(num_outputs, rank))
+        site.added.put(racks.take(number, rank), 0, drawn(rank, num_inputs), drawn(num_outputs, rank))
     x = drawn(max(sum(run.length for run in runs) for runs in COMPANIES), num_inputs)
 
     def first_row(runs: list[Run]) -> Tensor:

@@ -15,7 +15,7 @@ from shard.adapters.bearers import Bearers
 from shard.adapters.racks import Racks
 from shard.adapters.tensors import AdapterTensors, opened_adapter
 from shard.errors import Refused
-from shard.layers.adapted import Part, Site
+from shard.layers.adapted import Site
 from shard.layers.linear import make_linear
 from shard.layers.sites import EmbeddingSite, Sites
 
@@ -85,7 +85,7 @@ class Wardrobe:
         if (place := self._racks.find(number)) is not None:
             self._racks.free(number)
             for site in self.sites.linears + self.sites.heads:
-                site.clear(place)
+                site.added.clear(place)
         changed: list[Site | EmbeddingSite] = [*self.sites.heads, *self.sites.embeddings]
         for head_or_embedding in changed:
             head_or_embedding.restore(number)
@@ -94,7 +94,7 @@ class Wardrobe:
         if not narrow:
             return 0
         place = self._racks.take(number, max(len(one.down) for one in narrow))
-        return sum(site.put(place, part, down, up) for site, part, down, up in narrow)
+        return sum(site.added.put(place, part, down, up) for site, part, down, up in narrow)
 
     def _replace(self, number: int, other: Other) -> int:
         weight = other.weight.to(self._device, self._dtype)
@@ -109,7 +109,7 @@ def narrow_parts(site: Site, tensors: AdapterTensors) -> list[Narrow]:
 
 def other_head(site: Site, tensors: AdapterTensors) -> Other | None:
     """Of this rank's part of the vocabulary, and zeros beyond its end."""
-    part: Part = site.parts[0]
+    part = site.parts[0]
     saved = tensors.whole(part.module, part.shape)
     if saved is None:
         return None

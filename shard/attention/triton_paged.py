@@ -5,7 +5,6 @@ each amounts to is written down and merged in order. A chunk is cut into tiles o
 goes to the device at once. The kernels are in `paged_kernels.py`.
 """
 
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -19,12 +18,12 @@ from shard.attention.paged_kernels import chunk_tiles, decode_merge, decode_spli
 from shard.attention.span import Span
 from shard.attention.variant import Variant
 from shard.cache import Cache
+from shard.device import sent
 
 SPLIT = 256  # places
 FEWEST = 16  # rows of a product, and its width
 WIDE = 128  # head_dim from which on programs have half the rows
 WARPS, STAGES = 4, 2
-ALIGNED = 4  # numbers of 32 bits
 ENTRY = 4  # numbers that say what a program is to do
 
 
@@ -140,16 +139,3 @@ def padded(head_dim: int) -> int:
     """As wide as products are computed."""
     width: int = next_power_of_2(head_dim)
     return max(FEWEST, width)
-
-
-def sent(lists: list[list[int]], device: torch.device) -> list[Tensor]:
-    """To the device in one piece, as 32 bits. Each begins at a multiple of 16 bytes: kernels are compiled anew for
-    addresses that do not."""
-    together = array("i")
-    for some in lists:
-        together.extend(some)
-        together.extend([0] * (-len(some) % ALIGNED))
-    firsts = accumulate((len(some) + -len(some) % ALIGNED for some in lists), initial=0)
-    whole = torch.frombuffer(together, dtype=torch.int32).to(device) if together else torch.empty(
-        0, dtype=torch.int32, device=device)
-    return [whole[first:first + len(some)] for first, some in zip(firsts, lists, strict=False)]

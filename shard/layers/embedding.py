@@ -8,8 +8,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from shard.distributed import Group, padded_share
-from shard.layers.adapted import Portion
 from shard.layers.linear import Linear, make_linear, packs
+from shard.layers.portions import Portion
 from shard.step import Inputs
 from shard.weights import COMPUTED, Weights
 

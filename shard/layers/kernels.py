@@ -13,6 +13,6 @@ def has_triton() -> bool:
     return find_spec("triton") is not None and any(map(which, ("gcc", "clang")))
 
 
-def kernels(device: torch.device) -> ModuleType | None:
-    """`fused.py`, which needs Triton, if it is of use there."""
-    return import_module("shard.layers.fused") if device.type == "cuda" and has_triton() else None
+def kernels(device: torch.device, module: str = "fused") -> ModuleType | None:
+    """A module beside this one that needs Triton, if it is of use there."""
+    return import_module(f"shard.layers.{module}") if device.type == "cuda" and has_triton() else None

@@ -11,10 +11,10 @@ from torch import Tensor, float32
 
 from shard.distributed import Group
 from shard.layers.activated import ActivatedLinear, PackedActivatedLinear, SeparatelyActivatedLinear
-from shard.layers.adapted import Portion
 from shard.layers.gated import GATINGS, GatedLinear, PackedGatedLinear, rounded_times, widened_times
 from shard.layers.kernels import kernels
 from shard.layers.linear import Linear, make_linear, packs
+from shard.layers.portions import Portion
 from shard.layers.tiled import TiledLinear
 from shard.quantization.coded import Slice
 from shard.weights import Rows, Weights

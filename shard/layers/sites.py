@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from shard.adapters.bearers import TILE, Bearers
-from shard.layers.adapted import AdaptedLinear, Portion, Site
+from shard.layers.adapted import AdaptedLinear, Site
 from shard.layers.linear import Linear
+from shard.layers.portions import Portion
 
 
 class EmbeddingSite:

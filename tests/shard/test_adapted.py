@@ -12,7 +12,9 @@ from torch import Tensor
 from shard.adapters import trial
 from shard.adapters.bearers import Bearers, Run
 from shard.adapters.racks import Racks
-from shard.layers.adapted import Portion, Site, multiplied
+from shard.layers.adapted import Site
+from shard.layers.portions import Portion
+from shard.layers.stacks import multiplied
 
 CPU = torch.device("cpu")
 INPUTS, OUTPUTS = 48, 40
@@ -37,7 +39,7 @@ class World:
                 down = torch.randn(rank, INPUTS, generator=generator)
                 up = torch.randn(part.shape[0], rank, generator=generator)
                 self.matrices[adapter, number] = part.mine(down, up)
-                self.site.put(place, number, *self.matrices[adapter, number])
+                self.site.added.put(place, number, *self.matrices[adapter, number])
 
     def changed(self, x: Tensor, y: Tensor, runs: list[Run]) -> Tensor:
         with self.bearers.rows(runs):
@@ -69,7 +71,7 @@ def test_a_place_that_was_cleared_adds_nothing() -> None:
     world = World()
     place = world.bearers._racks.find(3)
     assert place is not None
-    world.site.clear(place)
+    world.site.added.clear(place)
     x, y = torch.randn(2, INPUTS), torch.randn(2, OUTPUTS + 12)
     assert torch.equal(world.changed(x, y, [Run(3, 2)]), y)
 
@@ -80,7 +82,7 @@ def test_the_gate_finds_a_product_whose_bits_depend_on_company(monkeypatch: pyte
     def spoiled(tiles: Tensor, matrices: Tensor, slots: range) -> Tensor:
         return multiplied(tiles, matrices, slots) * (1 + 1e-6 * len(tiles))
 
-    monkeypatch.setattr("shard.layers.adapted.multiplied", spoiled)
+    monkeypatch.setattr("shard.layers.stacks.multiplied", spoiled)
     assert "adds to a product of 48 inputs and 12 outputs has other bits" in trial.verdict(
         [WORLD.site], torch.float32, CPU)
 
@@ -95,5 +97,5 @@ def test_an_adapter_takes_the_memory_of_one_though_there_is_room_for_more() -> N
     site = Site(Bearers(CPU, racks), [Portion("q", (4096, 4096), range(4096), range(4096))], torch.float32, CPU)
     down, up = torch.randn(64, 4096), torch.randn(4096, 64)
     before = resident()
-    assert site.put(racks.take(1, 64), 0, down, up) == down.nbytes + up.nbytes
+    assert site.added.put(racks.take(1, 64), 0, down, up) == down.nbytes + up.nbytes
     assert resident() - before <= 4 * (down.nbytes + up.nbytes)  # which may come in pages of 2 MiB; all would be 16

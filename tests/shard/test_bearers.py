@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.adapters.bearers import NONE, TILE, Bearers, Run
-from shard.adapters.racks import Racks
+from shard.adapters.bearers import NONE, ROWS, TILE, Bearers, Run
+from shard.adapters.racks import Place, Racks
 
 CPU = torch.device("cpu")
 RUNS = st.lists(st.builds(Run, st.integers(0, 6), st.integers(1, 11)), min_size=1, max_size=12)
@@ -44,6 +44,22 @@ def test_tiles_hold_each_row_once_under_its_adapter(runs: list[Run], ranks: dict
         assert num_found == len(expected)
     assert found == expected
     assert bearers.tiles == ()
+
+
+@given(RUNS, st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
+def test_programs_of_kernels_have_each_row_once_under_its_adapter(runs: list[Run], ranks: dict[int, int]) -> None:
+    bearers = made(ranks)
+    expected = {row: bearers._racks.find(adapter)
+                for row, adapter in enumerate(run.adapter for run in runs for _ in range(run.length))
+                if adapter in ranks}
+    with bearers.rows(runs):
+        found = [(row, Place(work.shelf, slot)) for work in bearers.works
+                 for slot, first, count in work.entries.tolist()
+                 for row in work.rows.tolist()[first:first + count]]
+        counts = [count for work in bearers.works for _, _, count in work.entries.tolist()]
+        assert len({work.shelf for work in bearers.works}) == len(bearers.works)
+    assert sorted(found) == sorted(expected.items())
+    assert all(0 < count <= ROWS for count in counts)
 
 
 @given(RUNS, st.data())

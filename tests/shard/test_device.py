@@ -2,8 +2,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from shard.device import choose_device, count_sharing, count_threads, one_thread
+from shard.device import choose_device, count_sharing, count_threads, one_thread, sent
 
 
 @pytest.mark.parametrize(("asked", "num_gpus", "device"), [
@@ -44,3 +46,10 @@ def test_work_beside_the_steps_takes_none_of_their_threads() -> None:
 def counted_beside() -> int:
     with one_thread():
         return torch.get_num_threads()
+
+
+@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), min_size=1, max_size=5))
+def test_what_is_sent_begins_where_kernels_expect_it(lists: list[list[int]]) -> None:
+    parts = sent(lists, torch.device("cpu"))
+    assert [part.tolist() for part in parts] == lists
+    assert not any(part.data_ptr() % 16 for part in parts if len(part))

@@ -12,8 +12,9 @@ import torch
 
 pytest.importorskip("triton")  # which comes for Linux only
 
+from shard.adapters.bearers import ROWS
 from shard.attention import triton_paged
-from shard.layers import kernels
+from shard.layers import kernels, slabs
 
 COMPILING = """
 import sys, json
@@ -29,6 +30,7 @@ for module, name, signature, constants, options, capability in json.loads(sys.ar
     assert compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["cubin"], name
 """
 ATTENTION, POINTWISE = "shard.attention.paged_kernels", "shard.layers.pointwise_kernels"
+ADAPTERS = "shard.layers.adapter_kernels"
 FOUND = dict.fromkeys(("best", "total", "mixed"), "*fp32")
 
 
@@ -61,10 +63,21 @@ POINTWISE_JOBS = [
       "BLOCK": 128}, {"num_warps": 1})]
 
 
+def adapter_jobs(size: int) -> list[tuple[str, str, dict[str, str], dict[str, Any], dict[str, int]]]:
+    listed = dict.fromkeys(("work", "rows"), "*i32")
+    constants = {"PARTS": 3, "SIZE": size, "SIZE_PAD": max(slabs.FEWEST, size), "ROWS": ROWS}
+    return [(ADAPTERS, "shrink", {**addresses("x", "down"), **listed, "narrow": "*fp32", "x_stride": "i32",
+                                  "num_inputs": "i32", "num_held": "i32"},
+             {**constants, "SPLIT": slabs.SPLIT, "PIECE": slabs.PIECE}, {}),
+            (ADAPTERS, "expand", {"narrow": "*fp32", **addresses("up"), **listed, "blocks": "*i32", **addresses("y"),
+                                  "y_stride": "i32", "num_outputs": "i32", "num_held": "i32", "num_splits": "i32"},
+             {**constants, "BLOCK": slabs.BLOCK}, {})]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile_for_gpus(capability: int, tmp_path: Path) -> None:
-    jobs = [(*job, capability) for job in [*attention_jobs(), *POINTWISE_JOBS]]
+    jobs = [(*job, capability) for job in [*attention_jobs(), *POINTWISE_JOBS, *adapter_jobs(8), *adapter_jobs(256)]]
     surroundings = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-P", "-c", COMPILING, json.dumps(jobs)], check=True, env=surroundings)
 
@@ -74,5 +87,6 @@ def test_layers_compute_by_kernels_on_gpus_alone(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(kernels, "has_triton", lambda: True)
     assert kernels.kernels(torch.device("cpu")) is None
     assert kernels.kernels(torch.device("cuda", 1)) == "shard.layers.fused"
+    assert kernels.kernels(torch.device("cuda"), "slabs") == "shard.layers.slabs"
     monkeypatch.setattr(kernels, "has_triton", lambda: False)
     assert kernels.kernels(torch.device("cuda")) is None

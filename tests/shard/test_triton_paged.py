@@ -18,7 +18,7 @@ pytest.importorskip("triton")  # which comes for Linux only
 
 from triton import next_power_of_2
 
-from shard.attention.triton_paged import SPLIT, Sizes, padded, sent, tiles_of, work_of
+from shard.attention.triton_paged import SPLIT, Sizes, padded, tiles_of, work_of
 
 VARIANTS = [PLAIN, Variant(windows=(0, 40)), Variant(windows=(0, 300)), Variant(scale=0.3, softcap=2.0),
             Variant(softcap=1.5, windows=(0, 100))]
@@ -163,10 +163,3 @@ def test_a_program_holds_at_least_one_token(group: int, head_dim: int, dtype: to
     assert sizes.rows == next_power_of_2(sizes.rows)
     assert padded(head_dim) >= head_dim
     assert SPLIT % sizes.tile == 0
-
-
-@given(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=9), min_size=1, max_size=5))
-def test_what_is_sent_begins_where_kernels_expect_it(lists: list[list[int]]) -> None:
-    parts = sent(lists, torch.device("cpu"))
-    assert [part.tolist() for part in parts] == lists
-    assert not any(part.data_ptr() % 16 for part in parts if len(part))

@@ -13,7 +13,7 @@ from weaving import Loom, Thread
 
 from router.request import Request, Resource
 from shard.errors import Refused
-from shard.layers.adapted import Site
+from shard.layers.stacks import Stacks
 
 LENGTH = 16
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -231,16 +231,16 @@ def test_one_that_was_unloaded_is_gone_and_its_number_can_be_another(llama: Path
 def test_one_for_which_there_is_no_memory_leaves_nothing_behind(
         llama: Path, eight: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The last of its parts does not fit."""
-    put, count = Site.put, iter(range(13, -1, -1))
+    put, count = Stacks.put, iter(range(13, -1, -1))
 
-    def put_until_it_is_full(self: Site, *arguments: Any) -> int:
+    def put_until_it_is_full(self: Stacks, *arguments: Any) -> int:
         if next(count):
             return put(self, *arguments)
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes.\nMore")
 
     with Loom(llama, adaptable=True) as loom:
         with monkeypatch.context() as patch:
-            patch.setattr(Site, "put", put_until_it_is_full)
+            patch.setattr(Stacks, "put", put_until_it_is_full)
             with pytest.raises(Refused, match=r"there is no memory for the adapter in .*tried to allocate 5 bytes"):
                 loom.load_adapter(1, eight[0])
         assert list(loom.everywhere("info")[0].loaded_adapters) == []

@@ -1,0 +1,117 @@
+"""What adapters add by kernels, under Triton's interpreter, against what they add by torch."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from unwritten import poison_memory
+
+pytest.importorskip("triton")  # which comes for Linux only
+
+from shard.adapters import trial
+from shard.adapters.bearers import Bearers, Run
+from shard.adapters.racks import Racks
+from shard.layers import adapted, slabs
+from shard.layers.portions import Portion, parts_of
+from shard.layers.stacks import Stacks
+
+CPU = torch.device("cpu")
+CLOSE = {torch.float32: 1e-5, torch.float16: 4e-3}
+INPUTS = slabs.SPLIT + 100  # so that sums have two splits, the second of which is not full
+WIDTHS = 40, 3, slabs.BLOCK + 9
+RANKS = {1: 4, 2: 8, 3: 5, 4: 16, 5: 40}
+RUNS = st.lists(st.builds(Run, st.integers(0, 5), st.integers(1, 20)), min_size=1, max_size=8)
+
+
+@pytest.fixture(autouse=True)
+def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison_memory(monkeypatch)
+
+
+class World:
+    """A product of three parts, of which some adapters change not all; the same by kernels and by torch."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        racks = Racks()
+        self.dtype = dtype
+        self.bearers = Bearers(CPU, racks)
+        parts = parts_of([Portion(str(width), (width, INPUTS), range(width), range(INPUTS)) for width in WIDTHS])
+        self.ours, self.theirs = (kind(self.bearers, parts, dtype, CPU) for kind in (slabs.Slabs, Stacks))
+        self.places = {adapter: racks.take(adapter, rank) for adapter, rank in RANKS.items()}
+        torch.manual_seed(0)
+        for adapter, rank in RANKS.items():
+            for part, width in enumerate(WIDTHS[:1 + adapter % 3]):
+                down, up = torch.randn(rank, INPUTS) / INPUTS ** 0.5, torch.randn(width, rank)
+                sizes = [each.put(self.places[adapter], part, down, up) for each in (self.ours, self.theirs)]
+                assert sizes[0] == sizes[1]
+
+    def added(self, x: Tensor, y: Tensor, runs: list[Run], *, by_torch: bool = False) -> Tensor:
+        changed = y.clone()
+        with self.bearers.rows(runs):
+            (self.theirs if by_torch else self.ours).add(x, changed)
+        return changed
+
+    def rows(self, runs: list[Run]) -> tuple[Tensor, Tensor]:
+        count = sum(run.length for run in runs)
+        return torch.randn(count, INPUTS).to(self.dtype), torch.randn(count, sum(WIDTHS)).to(self.dtype)
+
+
+@pytest.fixture(params=CLOSE, ids=str, scope="module")
+def world(request: pytest.FixtureRequest) -> World:
+    return World(request.param)
+
+
+@given(runs=RUNS, seed=st.integers(0, 99))
+@settings(max_examples=15)
+def test_kernels_add_what_torch_adds(world: World, runs: list[Run], seed: int) -> None:
+    torch.manual_seed(seed)
+    x, y = world.rows(runs)
+    found = world.added(x, y, runs)
+    torch.testing.assert_close(found, world.added(x, y, runs, by_torch=True),
+                               rtol=CLOSE[world.dtype], atol=4 * CLOSE[world.dtype])
+    without = torch.tensor([run.adapter == 0 for run in runs for _ in range(run.length)])
+    assert torch.equal(found[without], y[without])
+
+
+@given(runs=RUNS, seed=st.integers(0, 99))
+@settings(max_examples=10)
+def test_company_changes_no_bit(world: World, runs: list[Run], seed: int) -> None:
+    torch.manual_seed(seed)
+    x, y = world.rows(runs)
+    together = world.added(x, y, runs)
+    adapters = [run.adapter for run in runs for _ in range(run.length)]
+    for row in (0, len(adapters) // 2, len(adapters) - 1):
+        alone = world.added(x[row:row + 1], y[row:row + 1], [Run(adapters[row], 1)])
+        assert torch.equal(together[row], alone[0])
+
+
+def test_rows_may_stand_apart(world: World) -> None:
+    runs = [Run(1, 2), Run(3, 1)]
+    x, y = world.rows(runs)
+    apart = torch.full((3, INPUTS + 7), float("nan"), dtype=world.dtype)
+    apart[:, :INPUTS] = x
+    assert torch.equal(world.added(apart[:, :INPUTS], y, runs), world.added(x, y, runs))
+
+
+def test_a_place_that_was_cleared_adds_nothing_and_the_next_only_its_own() -> None:
+    world = World(torch.float32)
+    x, y = world.rows([Run(5, 2)])
+    world.ours.clear(world.places[5])
+    world.ours.clear(Racks().take(9, 128))  # nothing ever hung there
+    assert torch.equal(world.added(x, y, [Run(5, 2)]), y)
+    down, up = torch.randn(33, INPUTS), torch.randn(WIDTHS[1], 33)
+    for each in (world.ours, world.theirs):
+        each.put(world.places[5], 1, down, up)
+    found = world.added(x, y, [Run(5, 2)])
+    assert not torch.equal(found, y)
+    columns = slice(WIDTHS[0], WIDTHS[0] + WIDTHS[1])
+    torch.testing.assert_close((found - y)[:, columns], x @ down.T @ up.T, rtol=1e-4, atol=1e-3)
+    assert torch.equal(found[:, :WIDTHS[0]], y[:, :WIDTHS[0]])
+
+
+def test_the_gate_looks_at_kernels_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapted, "kernels", lambda device, module: slabs)
+    site = adapted.Site(Bearers(CPU, Racks()), [Portion("q", (24, 72), range(24), range(72))], torch.float32, CPU)
+    assert isinstance(site.added, slabs.Slabs)
+    assert trial.verdict([site], torch.float32, CPU) == ""
