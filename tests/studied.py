@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from heapq import heapreplace
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,7 +46,7 @@ class House:
         return serve(asks, concurrency, streamed=dialect != "batching")
 
     def experiments(self, folder: Path) -> Experiments:
-        return Experiments(folder, MADE, self.serving, self.ask, lambda _: {"throughput": 1.0})
+        return Experiments(folder, MADE, inf, self.serving, self.ask, lambda _: {"throughput": 1.0})
 
 
 def at_once(asks: Sequence[Ask], concurrency: int | None, *, streamed: bool) -> list[Record]:

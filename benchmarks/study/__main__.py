@@ -20,6 +20,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.processes import NotStarted
+from benchmarks.quiet import MOST
 from benchmarks.saved import RESULTS, file_name, hardware, today
 from benchmarks.study.experiments import Experiments, Failed
 from benchmarks.study.figures import plain, summary
@@ -80,6 +81,9 @@ are full; sweet: the same with other settings; users: how many are served at twi
 heavy: for --parts compat by what eight at once are served, for workload by a request alone."
     pace: Annotated[float, Parameter(validator=Positive)] = 1.0
     "How many times faster than the study's GPU the simulated one is."
+    stolen: Annotated[float, Parameter(validator=Number(gte=0))] = MOST
+    "A run is repeated, some times, if the host of a virtual machine gave more than this share of the processors to \
+others meanwhile; but not as the study has it, whose server counts what it hears."
     models: Path = MODELS
     "Where models with random weights are kept."
     demo: Path | None = None
@@ -141,7 +145,7 @@ def batching(settings: Settings = Settings()) -> None:
         raise ValueError("plots need matplotlib; install it with: pip install 'weft[bench]'")
     made = made_with(sys.argv[1:])
     folder = folder_of(settings, made)
-    measure(settings, Experiments(folder, made))
+    measure(settings, Experiments(folder, made, settings.stolen))
     told = tell(folder, made)
     first = {name: value for name, value in told.items() if name != "shapes"}
     print(json.dumps(plain({**first, "folder": str(folder)})))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.study.arithmetic import Band
@@ -95,6 +96,13 @@ def with_versions(made: Told) -> str:
     return ", ".join(f"{name} {number}" for name, number in made["versions"].items())
 
 
+def with_stolen(made: Sequence[Told]) -> str:
+    """Whether runs had the processors for themselves, on a virtual machine."""
+    shares = [100 * one.get("stolen", 0.0) for one in made]
+    return (f"While runs were measured, others had {fmean(shares):.1f} % of this virtual machine's processors; in the "
+            f"worst run {max(shares):.1f} %.") if any(shares) else ""
+
+
 def page(told: Told, made: Sequence[Told], plots: Sequence[Path], folder: Path) -> str:
     """README.md of the folder, whose records may come from several commands."""
     where = dict.fromkeys(f"- {one['date']}, `{one['command']}`, on {one['hardware']}, with {with_versions(one)}"
@@ -102,6 +110,6 @@ def page(told: Told, made: Sequence[Told], plots: Sequence[Path], folder: Path) 
     head = "\n".join([
         f"# The batching study, {max(one['date'] for one in made)}", "", *where, "",
         "Raw records are under `raw/`, the figures of the tables in `summary.json`, and what the server with the "
-        "original's routes wrote under `csv/`."])
+        "original's routes wrote under `csv/`.", *filter(None, [with_stolen(made)])])
     shown = "\n\n".join(f"![{path.stem}]({path.relative_to(folder)})" for path in plots)
     return "\n\n".join([head, NOTES, "## Tables", table(told), "## Plots", shown]) + "\n"

@@ -14,10 +14,10 @@ def test_a_cost_is_a_share_of_the_same_turns_throughput() -> None:
 
 def test_what_it_says_last() -> None:
     turns = [{0: Heard(100, 1.0, [0.01]), 8: Heard(80, 1.0, [0.01])}]
-    found = [Found(variant.name, 0.25, [point(variant.name, number, turns) for number in (0, 8)])
+    found = [Found(variant.name, 0.25, 0.013, [point(variant.name, number, turns) for number in (0, 8)])
              for variant in variants(Settings())]
     head, *lines = found[0].told().splitlines()
-    assert head == "adapters that stay, a new one every 0.25 s:"
+    assert head == "adapters that stay, a new one every 0.25 s (others had at most 1.3% of the processors):"
     assert [line.split()[0] for line in lines] == ["adapters", "0", "8"]
     told = json.loads(json.dumps(summary(Settings(), found, "2025-01-31")))
     assert (told["cost_percent"], told["seconds_per_new"]["take turns"]) == ({"8": 20.0}, 0.25)

@@ -1,10 +1,11 @@
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 from studied import SCOPE, House
 
-from benchmarks.study.experiments import Failed
+from benchmarks.study.experiments import TRIES, Failed
 from benchmarks.study.plan import Plan, Turn
 from benchmarks.study.raw import Raw
 from benchmarks.study.shapes import simulated
@@ -83,6 +84,19 @@ def test_a_run_in_which_everything_failed_is_no_result(tmp_path: Path) -> None:
     with pytest.raises(Failed, match="503: shards are gone"):
         list(replace(house.experiments(tmp_path), asked=fail).take(plan, turn))
     assert not Raw(tmp_path).path(turn.runs[0]).exists()
+
+
+def test_a_run_that_was_disturbed_is_measured_again_but_not_where_the_server_counts(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House()
+    plan = plan_of(house, tmp_path)
+    seconds = count(0, 100)
+    monkeypatch.setattr("benchmarks.quiet.stolen_seconds", lambda: float(next(seconds)))  # more than there is
+    for part, times in (("users", TRIES), ("compat", 1)):
+        turn, before = next(plan.turns(part)), len(house.asked)
+        taken = next(replace(house.experiments(tmp_path), stolen=0.05).take(plan, turn))
+        assert len(house.asked) - before == times
+        assert taken.made["stolen"] > 1
 
 
 def test_a_turn_without_runs_needs_nothing(tmp_path: Path) -> None:

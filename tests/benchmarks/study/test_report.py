@@ -7,7 +7,7 @@ from studied import MADE, SCOPE, study
 from benchmarks.study.arithmetic import Band
 from benchmarks.study.figures import summary
 from benchmarks.study.policies import words
-from benchmarks.study.report import COLUMNS, figure, grid, page, table
+from benchmarks.study.report import COLUMNS, figure, grid, page, table, with_stolen
 
 
 def test_a_figure_has_its_band_if_there_is_one() -> None:
@@ -33,6 +33,12 @@ def test_the_page_says_what_was_run_and_shows_the_plots(tmp_path: Path) -> None:
     text = page(summary(study(SCOPE)), [MADE, MADE], [tmp_path / "plots" / "one.png"], tmp_path)
     assert text.count("- 2025-01-31, `weft study batching`, on a machine, with weft 0.1.0\n") == 1
     assert "![one](plots/one.png)" in text
+
+
+def test_the_page_says_whether_others_had_the_processors() -> None:
+    assert with_stolen([MADE, {**MADE, "stolen": 0.0}]) == ""
+    assert with_stolen([{**MADE, "stolen": 0.01}, {**MADE, "stolen": 0.04}]) == (
+        "While runs were measured, others had 2.5 % of this virtual machine's processors; in the worst run 4.0 %.")
 
 
 def test_a_study_without_the_studys_mode_has_no_words_about_it() -> None:
