@@ -9,6 +9,7 @@ tokens under way, which nobody sees.
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 
 from router.admission import Admission
 from router.anew import Anew
@@ -260,6 +261,8 @@ class Scheduler:
             if sequence.state is not State.WAITING:
                 self._back_to_queue(sequence)
         self._residents.lost(now, everything=loss is Loss.DEATH)
+        if loss is Loss.MEMORY and not self._shrink():
+            loss = Loss.STEP_ERROR
         guilty = self._trials.judge(loss, [step.members for step in steps])
         return [self.sequences.fail(sequence, why, now) for sequence, why in guilty]
 
@@ -270,6 +273,14 @@ class Scheduler:
         for sequence in self._queue:
             sequence.story.turn(waiting_for(sequence), now)
         return self._fail_misfits(list(self._queue), now)
+
+    def _shrink(self) -> bool:
+        """Steps have half as many tokens from now on, unless there would be no room for a prompt beside all others."""
+        tokens = self.policy.max_prefill_tokens
+        fewer = max(tokens // 2, self.policy.max_batch_size + self._facts.block_size)
+        if fewer < tokens:
+            self.policy = replace(self.policy, max_prefill_tokens=fewer)
+        return fewer < tokens
 
     # -- what the steps may use
 

@@ -31,13 +31,15 @@ LOAD_TIMEOUT = 60.0  # for one adapter or grammar
 GONE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
 LOSSES = {
     grpc.StatusCode.INTERNAL: Loss.STEP_ERROR,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Loss.MEMORY,
     grpc.StatusCode.FAILED_PRECONDITION: Loss.DEFECT,
     grpc.StatusCode.INVALID_ARGUMENT: Loss.DEFECT,
     grpc.StatusCode.ALREADY_EXISTS: Loss.DEFECT,
 }
 BEGINNINGS = (pb.WarmupRequest, pb.ResetRequest)
 STEPS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
-SEVERITY = [Loss.DEFECT, Loss.STEP_ERROR, Loss.DEATH]  # what follows a failure in its epoch is refused, and says less
+IN_STEPS = Loss.STEP_ERROR, Loss.MEMORY
+SEVERITY = [Loss.DEFECT, *IN_STEPS, Loss.DEATH]  # what follows a failure in its epoch is refused, and says less
 FIRST_WORD = 5.0  # seconds for a shard that listens to say that it does
 MUTE_AFTER = 5.0  # seconds without a connection after which it is looked at why there is none
 UNIX = "unix:"
@@ -279,11 +281,11 @@ def worst(messages: list[Any], results: list[Outcome], world_size: int) -> Shard
 def loss_of(trouble: Trouble, message: Any, world_size: int) -> ShardsLost:
     loss = LOSSES.get(trouble.code, Loss.DEATH)
     broken = trouble.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    if loss is Loss.STEP_ERROR and isinstance(message, BEGINNINGS):
+    if loss in IN_STEPS and isinstance(message, BEGINNINGS):
         loss = Loss.DEFECT  # whatever it is, no rank waits for another, and others would say the same
-    elif loss is Loss.STEP_ERROR and world_size > 1:
+    elif loss in IN_STEPS and world_size > 1:
         # Ranks that failed between two collectives are not in step, and some may wait for the others for ever.
         loss, broken = Loss.DEATH, True
-    elif loss is Loss.STEP_ERROR and not isinstance(message, STEPS):
+    elif loss in IN_STEPS and not isinstance(message, STEPS):
         loss = Loss.DEFECT  # no sequence is to blame
     return ShardsLost(loss, f"{trouble.code.name.lower()}: {trouble.reason}", broken=broken, told=trouble.reason)

@@ -18,6 +18,7 @@ class Loss(Enum):
     """Why the shards' state is gone."""
 
     STEP_ERROR = auto()  # a step raised: one of its sequences may be to blame
+    MEMORY = auto()  # there was none for a step
     DEATH = auto()  # the processes ended or hung: whoever was under way twice is suspect, and nothing is loaded
     DEFECT = auto()  # a refusal or an answer that makes no sense: no sequence's fault
 

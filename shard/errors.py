@@ -1,4 +1,4 @@
-"""Why a message is not applied. Whatever else a worker raises is a step that failed."""
+"""Why a message is not applied, or a step has no end. Whatever else a worker raises is a step that failed."""
 
 
 class Malformed(Exception):
@@ -7,3 +7,7 @@ class Malformed(Exception):
 
 class Refused(Exception):
     """The message does not fit the shard's state."""
+
+
+class Exhausted(Exception):
+    """There was no memory for the step. A smaller one may find some."""

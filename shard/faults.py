@@ -17,6 +17,7 @@ KINDS = {
     "hang": (VERBS, ""),  # no answer until the worker is closed
     "refuse": (VERBS, ""),  # the message is refused
     "step_error": (VERBS, ""),  # the call raises
+    "exhaust": (STEPS, ""),  # there is no memory for the step
     "late": (STEPS, "0.1"),  # seconds by which the answer is late, while later messages are not delayed
     "slow": (STEPS, "0.1"),  # seconds that the step takes longer
     "fail_sequence": (STEPS, "0"),  # which of the step's sequences fails, decodes first, then chunks; or texts

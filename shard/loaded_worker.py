@@ -4,6 +4,7 @@ Knows nothing of steps, nor what of a model is loaded beside that.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -11,6 +12,7 @@ from shard.batch import Ledger, Refused
 from shard.device import one_thread
 from shard.encoder_loading import LoadedEncoder
 from shard.loading import Loaded
+from shard.memory import within_memory
 from shard.pb import shard_pb2 as pb
 from shard.precision import name
 from shard.sequence import Limits
@@ -78,4 +80,4 @@ class LoadedWorker(Generic[AnyLoaded]):
         return pb.UnloadAnswer()
 
     def _together(self, call: Callable[[], Result]) -> Result:
-        return together(self._loaded.group, self._exit, call)
+        return within_memory(self._loaded.device, partial(together, self._loaded.group, self._exit, call))

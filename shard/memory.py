@@ -4,14 +4,18 @@ Reading the system (`read_host`, `read_gpu`) is apart from the arithmetic. Knows
 block takes is told.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import torch
 from torch import cuda
 
+from shard.errors import Exhausted
 from shard.system import ROOT, group_folders, read_figures
+
+Result = TypeVar("Result")
 
 HOST_FRACTION = 0.5
 GPU_FRACTION = 0.9
@@ -132,3 +136,21 @@ def read_groups(root: Path) -> Iterator[int]:
                 stat = read_figures(folder / "memory.stat")
                 used = int((folder / usage).read_text()) - sum(stat[name] for name in files)
                 yield max(0, int(most) - max(0, used))
+
+
+def within_memory(device: torch.device, call: Callable[[], Result]) -> Result:
+    """What is called, with all that it computed with gone when there was no memory for it: then it raises Exhausted."""
+    try:
+        return call()
+    except (MemoryError, RuntimeError) as error:
+        if not is_exhaustion(error):
+            raise
+        reason = str(error).partition("\n")[0] or "there is no memory"
+    if device.type == "cuda":
+        cuda.empty_cache()  # in pieces of other sizes
+    raise Exhausted(reason)
+
+
+def is_exhaustion(error: Exception) -> bool:
+    """On CPU torch has no error of its own for it."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

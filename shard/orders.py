@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from shard.errors import Malformed, Refused
+from shard.errors import Exhausted, Malformed, Refused
 from shard.pb import shard_pb2 as pb
 
 Code = grpc.StatusCode
@@ -163,6 +163,9 @@ def attempt(call: Callable[[], Answer]) -> Answer | Trouble:
         return Trouble(Code.INVALID_ARGUMENT, str(error))
     except Refused as error:
         return Trouble(Code.FAILED_PRECONDITION, str(error))
+    except Exhausted as error:
+        logger.exception("there was no memory for a step")
+        return Trouble(Code.RESOURCE_EXHAUSTED, str(error))
     except Exception as error:
         logger.exception("a step failed")
         return Trouble(Code.INTERNAL, f"{type(error).__name__}: {error}")

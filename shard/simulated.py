@@ -14,6 +14,7 @@ from time import monotonic
 from shard.answer import Labelled, PromptPart, Said, write_labels, write_prompts, write_rows, write_vectors
 from shard.batch import Chunk, Ledger, Refused, Step
 from shard.config import ShardConfig, SimulatedConfig
+from shard.errors import Exhausted
 from shard.faults import Fault, Faults
 from shard.lies import spoil, spoil_texts
 from shard.pb import shard_pb2 as pb
@@ -172,6 +173,8 @@ class SimulatedWorker:
             self._sleep(FOREVER)
         if "refuse" in faults:
             raise Refused("told to refuse")
+        if "exhaust" in faults:
+            raise Exhausted("told to run out of memory")
         if "step_error" in faults:
             raise StepError("told to fail")
         return faults

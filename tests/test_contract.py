@@ -13,6 +13,7 @@ import pytest
 from checkpoints import tiny_checkpoint, tiny_encoder
 
 from shard.encoder_worker import EncoderWorker
+from shard.errors import Exhausted
 from shard.pb import shard_pb2 as pb
 from shard.simulated import SimulatedWorker
 from shard.worker import ModelWorker
@@ -164,15 +165,18 @@ class TestContract:
             assert await shard.code(prefill(1, Row(7, SHORT, [0]))) == Code.OK
         play(story, gap_timeout=0.05)
 
-    def test_a_failed_step_is_internal_and_ends_the_epoch(self, play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(("error", "code"), [
+        (RuntimeError("no"), Code.INTERNAL), (Exhausted("no memory"), Code.RESOURCE_EXHAUSTED)], ids=["failed", "full"])
+    def test_a_failed_step_says_so_and_ends_the_epoch(self, play: Any, monkeypatch: pytest.MonkeyPatch,
+                                                      error: Exception, code: Code) -> None:
         def fail(request: Any) -> None:
-            raise RuntimeError("out of memory")
+            raise error
 
         async def story(shard: Peer) -> None:
             await shard.send(prefill(1, Row(7, SHORT, [0])))
             with monkeypatch.context() as patch:
                 patch.setattr(shard.worker, "decode", fail)
-                assert await shard.code(decode(1)) == Code.INTERNAL
+                assert await shard.code(decode(1)) == code
             assert await shard.code(decode(1)) == Code.FAILED_PRECONDITION
             await shard.reset()
             assert await shard.code(prefill(1, Row(7, SHORT, [0]))) == Code.OK

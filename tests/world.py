@@ -25,6 +25,7 @@ from router.trials import Loss
 from shard.batch import Malformed
 from shard.batch import Refused as ShardRefused
 from shard.config import ShardConfig, SimulatedConfig
+from shard.errors import Exhausted
 from shard.faults import Faults
 from shard.pb import shard_pb2 as pb
 from shard.simulated import FOREVER, SimulatedWorker, StepError
@@ -258,6 +259,8 @@ class World:
             self._arrange(plan, start, Loss.DEATH, HANG_TIMEOUT)
         except StepError:
             self._arrange(plan, start, Loss.STEP_ERROR, 0.0)
+        except Exhausted:
+            self._arrange(plan, start, Loss.MEMORY, 0.0)
         else:
             is_step = isinstance(answer, pb.StepAnswer | pb.EmbedAnswer)
             seconds = answer.forward_seconds * self.noise(self.random) if is_step else 0.0

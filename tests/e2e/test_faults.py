@@ -9,7 +9,8 @@ from router.errors import GenerationFailed
 from shard.simulated import SimulatedWorker, StepError
 
 POISON = "\N{LATIN SMALL LETTER U WITH DIAERESIS}"  # a letter that no other prompt holds
-STEPS = ["die@decode:3", "refuse@decode:3", "step_error@decode:3", "wrong@decode:3:missing", "late@decode:3:0.02"]
+STEPS = ["die@decode:3", "refuse@decode:3", "step_error@decode:3", "exhaust@decode:3", "wrong@decode:3:missing",
+         "late@decode:3:0.02"]
 OTHERS = ["die@prefill:1", "die@filter:1", "refuse@prefill:1", "refuse@filter:1", "step_error@prefill:1",
           "step_error@filter:1", "slow@decode:3:0.02", "late@prefill:1:0.02", "wrong@decode:3:unknown",
           "wrong@decode:3:token", "wrong@decode:3:count", "wrong@prefill:1:missing",

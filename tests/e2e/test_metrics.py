@@ -247,7 +247,7 @@ COUNTED: dict[str, float] = {
     "tgi_batch_generated_tokens": NUM_TOKENS,
     **{f'tgi_batch_inference_failure{{method="{method}"}}': 0 for method in ("prefill", "decode", "embed")},
     **{f'tgi_batch_concat{{reason="{reason}"}}': 0 for reason in ("backpressure", "wait_exceeded")},
-    **{f'tgi_shard_lost{{loss="{loss}"}}': 0 for loss in ("step_error", "death", "defect")},
+    **{f'tgi_shard_lost{{loss="{loss}"}}': 0 for loss in ("step_error", "memory", "death", "defect")},
     **{f"tgi_request_{name}_count": len(PROMPTS) for name in (
         "duration", "validation_duration", "queue_duration", "inference_duration", "mean_time_per_token_duration",
         "time_to_first_token_duration", "generated_tokens")},

@@ -588,19 +588,19 @@ def test_whole_houses_do_not_meet(tmp_path):
 
 
 def adapter(weft, source="a", takes=100):
-    return weft.engine.resources.of("adapter", source, takes)
+    return weft.engine.supply.resources.of("adapter", source, takes)
 
 
 def test_an_adapter_is_loaded_for_nobody_and_leaves_when_it_is_dropped(tmp_path):
     async def story(weft):
         resource = adapter(weft)
-        assert [await weft.engine.load(resource) for _ in range(2)] == ["", ""]
-        assert weft.engine.adapter_states() == {resource: Standing("here", 0)}
-        assert weft.engine.resources.num_loads("a") == weft.calls["Load"] == 1
+        assert [await weft.engine.supply.load(resource) for _ in range(2)] == ["", ""]
+        assert weft.engine.supply.adapters == {resource: Standing("here", 0)}
+        assert weft.engine.supply.resources.num_loads("a") == weft.calls["Load"] == 1
         removed = weft.watch("removed")
-        weft.engine.unload(resource)
+        weft.engine.supply.unload(resource)
         assert await removed.get() == resource
-        assert weft.engine.adapter_states() == {}
+        assert weft.engine.supply.adapters == {}
         samples = read(weft.engine.metrics())
         assert (samples['weft_adapter_loads{outcome="ok"}'], samples["weft_adapter_unloads"]) == (1, 1)
         assert samples["weft_adapter_load_seconds_count"] == 1
@@ -609,30 +609,30 @@ def test_an_adapter_is_loaded_for_nobody_and_leaves_when_it_is_dropped(tmp_path)
 
 def test_why_an_adapter_cannot_be_loaded_is_returned(tmp_path):
     async def story(weft):
-        assert "takes no KIND_ADAPTER" in await weft.engine.load(adapter(weft))
-        assert "takes 5,000 bytes" in await weft.engine.load(adapter(weft, "large", 5000))
-        assert weft.engine.resources.num_loads("a") == 0
+        assert "takes no KIND_ADAPTER" in await weft.engine.supply.load(adapter(weft))
+        assert "takes 5,000 bytes" in await weft.engine.supply.load(adapter(weft, "large", 5000))
+        assert weft.engine.supply.resources.num_loads("a") == 0
     play(story, tmp_path, adapters=False, adapter_bytes=1000)
 
 
 @pytest.mark.slow
 def test_a_loss_of_the_shards_only_makes_loading_take_longer(tmp_path):
     async def story(weft):
-        assert await weft.engine.load(adapter(weft)) == ""
-        assert weft.engine.resources.num_loads("a") == 1
+        assert await weft.engine.supply.load(adapter(weft)) == ""
+        assert weft.engine.supply.resources.num_loads("a") == 1
     play(story, tmp_path, faults="die@load:1")
 
 
 def test_what_could_not_be_loaded_may_be_the_next_time(tmp_path):
     async def story(weft):
-        assert [await weft.engine.load(adapter(weft)) for _ in range(2)] == ["told to refuse", ""]
+        assert [await weft.engine.supply.load(adapter(weft)) for _ in range(2)] == ["told to refuse", ""]
     play(story, tmp_path, faults="refuse@load:1")
 
 
 def test_an_adapter_that_fits_no_more_after_a_loss_is_told(tmp_path):
     async def story(weft):
         await weft.ranks.pop().kill()
-        loading = asyncio.create_task(weft.engine.load(adapter(weft, takes=900)))
+        loading = asyncio.create_task(weft.engine.supply.load(adapter(weft, takes=900)))
         await asyncio.sleep(0)
         weft._configs = [replace(config, simulated=replace(config.simulated, adapter_bytes=500))
                          for config in weft._configs]
@@ -647,11 +647,11 @@ def test_an_adapter_that_fits_no_more_after_a_loss_is_told(tmp_path):
 def test_stopping_tells_whoever_waits_for_an_adapter(tmp_path):
     async def story(weft):
         await weft.ranks.pop().kill()
-        loading = asyncio.create_task(weft.engine.load(adapter(weft)))
+        loading = asyncio.create_task(weft.engine.supply.load(adapter(weft)))
         await asyncio.sleep(0)
         await weft.engine.stop()
         with pytest.raises(NotReady):
             await loading
         with pytest.raises(NotReady):
-            await weft.engine.load(adapter(weft))
+            await weft.engine.supply.load(adapter(weft))
     play(story, tmp_path)

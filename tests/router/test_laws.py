@@ -13,7 +13,8 @@ from shard.config import SimulatedConfig
 from shard.faults import parse_fault
 
 FAULTS = ["die", "hang", "refuse", "step_error"]
-STEP_FAULTS = ["slow", "late", "fail_sequence", "wrong:unknown", "wrong:missing", "wrong:token", "wrong:count"]
+STEP_FAULTS = ["slow", "late", "exhaust", "fail_sequence", "wrong:unknown", "wrong:missing", "wrong:token",
+               "wrong:count"]
 ADAPTERS = [Resource("adapter", 1), Resource("adapter", 2)]
 
 TENANTS = [ANYONE, ANYONE, Tenant("one"), Tenant("three", weight=3.0)]

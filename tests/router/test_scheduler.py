@@ -7,7 +7,7 @@ import pytest
 from router.events import Entered, Failed, Finished, Produced, Refused
 from router.messages import Answer, AnswerRow, Chunk, Concat, Decode, Filter, ModelFacts, Prefill
 from router.policy import Policy
-from router.request import FinishReason, Request, Resource
+from router.request import FinishReason, Request, Resource, Wish
 from router.scheduler import Scheduler
 from router.stopping import count_tokens
 from router.trials import Loss
@@ -337,6 +337,31 @@ def test_a_step_error_is_retried_in_halves_until_one_alone_fails():
             complete(core, plan)
     assert [event.sequence for event in failed] == [guilty]
     assert core.num_unfinished == 3
+
+
+def test_steps_are_smaller_once_there_was_no_memory_for_one_and_nobody_is_to_blame():
+    core = scheduler(look_ahead=1, max_prefill_tokens=200, max_batch_size=8)
+    number, sizes = submit(core, prompt=190), []
+    for epoch in (2, 3, 4, 5):
+        sizes.append(sum(chunk.length for chunk in core.plan(0.0).messages[0].chunks))
+        assert core.shards_lost(0.0, Loss.MEMORY) == []
+        core.shards_ready(FACTS, epoch, 0.0)
+        if core.policy.max_prefill_tokens == 8 + FACTS.block_size:
+            break
+    assert sizes == [190, 96, 48, 16]
+    core.plan(0.0)
+    failed = core.shards_lost(0.0, Loss.MEMORY)
+    assert [event.sequence for event in failed] == [number]
+
+
+def test_a_text_that_does_not_fit_a_smaller_step_fails_and_says_why():
+    core = scheduler(look_ahead=1, max_prefill_tokens=200, max_batch_size=8)
+    number = submit(core, prompt=190, output=0, wish=Wish.VECTOR)
+    core.plan(0.0)
+    core.shards_lost(0.0, Loss.MEMORY)
+    failed, = core.shards_ready(FACTS, 2, 0.0)
+    assert (failed.sequence, failed.reason) == (
+        number, "190 tokens do not fit a step of 100 (--max-batch-prefill-tokens)")
 
 
 def die(core, epoch):

@@ -177,6 +177,7 @@ def test_an_answer_waits_for_all_ranks(tmp_path, transport):
 
 @pytest.mark.parametrize(("code", "loss"), [
     (Code.INTERNAL, Loss.STEP_ERROR),
+    (Code.RESOURCE_EXHAUSTED, Loss.MEMORY),
     (Code.FAILED_PRECONDITION, Loss.DEFECT),
     (Code.INVALID_ARGUMENT, Loss.DEFECT),
     (Code.ALREADY_EXISTS, Loss.DEFECT),
@@ -192,20 +193,22 @@ def test_what_goes_wrong_says_what_kind_of_loss_it_is(tmp_path, transport, code,
     play(story, tmp_path, transport=transport)
 
 
-def test_of_several_ranks_one_that_failed_in_a_step_breaks_all(tmp_path, transport):
+@pytest.mark.parametrize("code", [Code.INTERNAL, Code.RESOURCE_EXHAUSTED])
+def test_of_several_ranks_one_that_failed_in_a_step_breaks_all(tmp_path, transport, code):
     """The others may wait for it for ever. That the first rank refuses what follows says less."""
     async def story(shards, first, second):
-        first.answers["Decode"], second.answers["Decode"] = Code.FAILED_PRECONDITION, Code.INTERNAL
+        first.answers["Decode"], second.answers["Decode"] = Code.FAILED_PRECONDITION, code
         with pytest.raises(ShardsLost) as lost:
             await shards.send([pb.DecodeRequest()], 5.0)
         assert (lost.value.loss, lost.value.broken) == (Loss.DEATH, True)
     play(story, tmp_path, transport=transport, ranks=2)
 
 
+@pytest.mark.parametrize("code", [Code.INTERNAL, Code.RESOURCE_EXHAUSTED])
 @pytest.mark.parametrize("message", [pb.WarmupRequest(), pb.ResetRequest()])
-def test_what_fails_before_any_step_breaks_no_rank(message):
+def test_what_fails_before_any_step_breaks_no_rank(message, code):
     """No rank waits there for another, and new ones would say the same."""
-    lost = loss_of(Trouble(Code.INTERNAL, "no room"), message, 2)
+    lost = loss_of(Trouble(code, "no room"), message, 2)
     assert (lost.loss, lost.broken) == (Loss.DEFECT, False)
 
 

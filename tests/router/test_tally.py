@@ -162,7 +162,8 @@ def test_steps_under_way_are_lost_with_the_shards():
     counted.steps.lost(Loss.DEATH, [prefill(1), plan(Decode(1)), plan(Decode(1)), plan(Filter(1, ()))])
     samples = counted.page()
     assert [samples[f"tgi_batch_inference_failure{method}"] for method in (P, D)] == [1, 2]
-    assert [samples[f'tgi_shard_lost{{loss="{loss}"}}'] for loss in ("death", "step_error", "defect")] == [1, 0, 0]
+    assert [samples[f'tgi_shard_lost{{loss="{loss}"}}'] for loss in ("death", "step_error", "memory", "defect")
+            ] == [1, 0, 0, 0]
 
 
 def test_newcomers_and_their_prompt_tokens_are_counted_when_they_are_sent():

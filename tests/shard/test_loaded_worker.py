@@ -8,6 +8,7 @@ import torch
 
 from shard.batch import Refused
 from shard.distributed import Alone
+from shard.errors import Exhausted
 from shard.loaded_worker import LoadedWorker
 from shard.pb import shard_pb2 as pb
 from shard.sequence import Limits
@@ -100,3 +101,10 @@ def test_what_one_of_several_ranks_cannot_finish_ends_it(monkeypatch: pytest.Mon
     with pytest.raises(ZeroDivisionError):
         worker._together(lambda: 1 / 0)
     assert ended == [1]
+
+
+def test_a_step_that_finds_no_memory_is_told_as_that() -> None:
+    def fail() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    with pytest.raises(Exhausted, match=r"2.00 GiB"):
+        made()._together(fail)

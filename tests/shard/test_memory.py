@@ -1,9 +1,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shard.errors import Exhausted
 from shard.memory import (
     Available,
     Room,
@@ -15,6 +17,7 @@ from shard.memory import (
     num_fitting,
     read_host,
     reason,
+    within_memory,
 )
 
 GIB = 2**30
@@ -158,3 +161,28 @@ def test_the_size_of_the_cache_is_explained() -> None:
 ])
 def test_a_cache_is_as_large_as_fits_or_is_of_use_or_was_asked_for(num_blocks: int, why: str) -> None:
     assert reason(num_blocks, 4096, 3000, Room(GIB, "because of the memory")) == why
+
+
+@pytest.mark.parametrize(("error", "reason"), [
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore"),
+     "CUDA out of memory. Tried to allocate 2.00 GiB."),
+    (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes."), "5 bytes"),
+    (MemoryError(), "there is no memory")])
+def test_a_step_for_which_there_is_no_memory_says_so(error: Exception, reason: str) -> None:
+    def fail() -> None:
+        raise error
+    with pytest.raises(Exhausted, match=reason):
+        within_memory(torch.device("cpu"), fail)
+
+
+def test_a_step_that_asks_for_more_than_there_ever_is_says_so() -> None:
+    with pytest.raises(Exhausted):
+        within_memory(torch.device("cpu"), lambda: torch.empty(2**60))
+
+
+def test_what_failed_for_another_reason_is_no_matter_of_memory() -> None:
+    def fail() -> None:
+        raise RuntimeError("no")
+    with pytest.raises(RuntimeError, match="no"):
+        within_memory(torch.device("cpu"), fail)
+    assert within_memory(torch.device("cpu"), lambda: 7) == 7

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from shard.batch import Refused
 from shard.config import ShardConfig, SimulatedConfig
+from shard.errors import Exhausted
 from shard.lies import NOBODY
 from shard.pb import shard_pb2 as pb
 from shard.simulated import FOREVER, SimulatedWorker, StepError
@@ -236,9 +237,9 @@ def test_who_failed_is_reported_in_every_step_it_would_be_in() -> None:
     assert (list(answer.sequences), list(answer.failed), list(answer.failures)) == ([8], [7], [pb.NON_FINITE])
 
 
-def test_refuse_and_step_error_change_nothing() -> None:
-    worker = new_worker(faults="refuse@prefill:1;step_error@prefill:2")
-    for error in (Refused, StepError):
+def test_whatever_befalls_a_call_before_it_did_anything_changes_nothing() -> None:
+    worker = new_worker(faults="refuse@prefill:1;step_error@prefill:2;exhaust@prefill:3")
+    for error in (Refused, StepError, Exhausted):
         with pytest.raises(error):
             worker.prefill(prefill(1, Row(7, SHORT, [0])))
     assert not worker.ledger.sequences
