@@ -81,7 +81,7 @@ def saturation(told: Told) -> str:
 
 def static_words(told: Told) -> str:
     return (f"The best static groups ({words(told['policy'])}) serve {figure(told['tokens_per_second'], 1)} tokens/s "
-            f"at a p50 of {figure(told['latency_p50'], 2)} s; continuous batching serves "
+            f"at a p50 of {figure(told['latency_p50'], 2)} s; {words(told['continuous_policy'])} serves "
             f"{figure(told['continuous_tokens_per_second'], 1)} at {figure(told['continuous_latency_p50'], 2)} s, "
             f"{figure(told['latency_ratio'], 2)} of that.")
 

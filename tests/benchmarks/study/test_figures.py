@@ -51,6 +51,7 @@ def test_continuous_batching_stands_beside_the_best_static_groups() -> None:
     assert beside["policy"] in {"static", "static-1"}
     assert beside["continuous_tokens_per_second"] >= 0.9 * beside["tokens_per_second"]
     assert beside["latency_ratio"] < 1
+    assert beside["continuous_policy"] in {"mixed", "pause", "batch-4", "stall-50"}
 
 
 def test_users_are_counted_at_twice_the_latency_of_one_alone() -> None:
