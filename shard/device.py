@@ -1,4 +1,5 @@
-"""Where one rank computes: on which device, and with how many threads. Knows nothing of what is computed."""
+"""Where one rank computes: on which device, with how many threads, and how numbers come there. Knows nothing of what is
+computed."""
 
 from array import array
 from collections.abc import Iterator
