@@ -141,6 +141,7 @@ class Stream:
         if self._left:
             return
         self._left = True
+        self._wake = self.cut = None  # which hold on to who reads, and that to us
         self._waiting.clear()
         if not self._ended:
             self._on_leave()

@@ -99,10 +99,10 @@ def telling(told: Callable[[web.Request, Exception], Told]) -> Middleware:
         try:
             return await handler(request)
         except (Cancelled, ConnectionError) as error:
-            request[FAILURE] = error
+            request[FAILURE] = type(error)
             return cut_off(request)
         except Exception as error:
-            request[FAILURE] = error
+            request[FAILURE] = type(error)
             answer = told(request, error).response()
             answer.headers.update(identity(request))
             if isinstance(error, web.HTTPException):

@@ -95,15 +95,14 @@ async def open_stream(request: web.Request, headers: Mapping[str, str], patience
     async with event_stream(request, headers, patience) as out:
         try:
             yield out
-            failure = out.failure
+            if out.failure is not None:
+                request[FAILURE] = type(out.failure)
         except (Cancelled, ConnectionError) as error:
-            failure = error
+            request[FAILURE] = type(error)
             out.cut()
         except Exception as error:
-            failure = error
+            request[FAILURE] = type(error)
             out.write(told(error).encode())
-        if failure is not None:
-            request[FAILURE] = failure
 
 
 async def collected(house: House, choices: Sequence[Choice], caller: Caller) -> list[Answer]:
@@ -124,9 +123,12 @@ def submitted(house: House, choices: Sequence[Choice], caller: Caller) -> Iterat
 
 async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
     """Raises the first failure as it is."""
+    parts = [*work]
+    if len(parts) == 1:
+        return [await parts[0]]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(part) for part in work]
+            tasks = [group.create_task(part) for part in parts]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]

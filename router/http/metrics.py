@@ -29,8 +29,9 @@ from router.http.headers import CAME, REQUEST_ID
 from router.meters import CONTENT_TYPE
 from router.tally import RequestTally, Tally
 
-# How the answer of a request ended that had begun already.
-FAILURE = web.RequestKey("failure", BaseException)
+# What kind of failure a request ended with that was answered all the same. The failure itself would hold on to the
+# request, by way of its traceback, and both would wait for the collector.
+FAILURE = web.RequestKey("failure", type)
 ERRORS: dict[type[BaseException], str] = {
     InvalidRequest: "validation",
     web.HTTPClientError: "validation",
@@ -93,7 +94,7 @@ def count_requests(tally: RequestTally) -> Middleware:
         try:
             answer = await handler(request)
         except BaseException as error:
-            count_end(request, tally, error)
+            count_end(request, tally, type(error))
             raise
         count_end(request, tally, request.get(FAILURE))
         return answer
@@ -101,7 +102,7 @@ def count_requests(tally: RequestTally) -> Middleware:
     return count_request
 
 
-def count_end(request: web.Request, tally: RequestTally, failure: BaseException | None) -> None:
+def count_end(request: web.Request, tally: RequestTally, failure: type[BaseException] | None) -> None:
     """Only of a request that was counted when it came."""
     if REQUEST_ID not in request:
         return
@@ -111,7 +112,7 @@ def count_end(request: web.Request, tally: RequestTally, failure: BaseException 
         tally.failed[err_of(failure)].add()
 
 
-def err_of(failure: BaseException) -> str:
+def err_of(failure: type[BaseException]) -> str:
     """As text-generation-inference calls it, or else LoRAX. What is nobody's fault but ours leaves an answer
     incomplete."""
-    return next((err for kind, err in ERRORS.items() if isinstance(failure, kind)), "incomplete")
+    return next((err for kind, err in ERRORS.items() if issubclass(failure, kind)), "incomplete")

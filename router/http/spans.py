@@ -28,7 +28,7 @@ def trace_requests(spans: Spans) -> Middleware:
         try:
             answer = await handler(request)
         except BaseException as error:
-            end_span(request, None, error)
+            end_span(request, None, type(error))
             raise
         end_span(request, answer, request.get(FAILURE))
         return answer
@@ -36,7 +36,7 @@ def trace_requests(spans: Spans) -> Middleware:
     return trace_request
 
 
-def end_span(request: web.Request, answer: web.StreamResponse | None, failure: BaseException | None) -> None:
+def end_span(request: web.Request, answer: web.StreamResponse | None, failure: type[BaseException] | None) -> None:
     if (traced := request.get(TRACED)) is None:
         return
     about: dict[str, str | int | bool] = {"http.request.method": request.method, "url.path": request.path}
@@ -46,4 +46,4 @@ def end_span(request: web.Request, answer: web.StreamResponse | None, failure: B
         about["http.response.status_code"] = answer.status
     if answer is not None and not isinstance(answer, web.Response):
         about["gen_ai.request.stream"] = True
-    traced.end(about, failed=failure is not None and not isinstance(failure, THEIRS))
+    traced.end(about, failed=failure is not None and not issubclass(failure, THEIRS))

@@ -1,12 +1,15 @@
 """The application as a whole: every error has the same shape, and disturbs nobody else."""
 
 import asyncio
+import gc
 import json
 from contextlib import suppress
 
 import pytest
+from hearing import said
 
-from router.errors import Cancelled
+from router.errors import Cancelled, GenerationFailed, Overloaded
+from router.stream import FailedEvent
 
 
 def told(text):
@@ -46,3 +49,41 @@ def test_a_request_that_was_cancelled_ends_its_connection_without_an_answer(serv
         writer.close()
     serve(scenario)
     assert not caplog.records
+
+
+TEXT, CHAT = {"inputs": "x"}, {"messages": [{"role": "user", "content": "x"}]}
+TIMES = 20
+KINDS = {
+    "a text": ("/generate", TEXT, said("weft"), None),
+    "a text, streamed": ("/generate_stream", TEXT, said("weft"), None),
+    "a chat": ("/v1/chat/completions", CHAT, said("weft"), None),
+    "a chat, streamed": ("/v1/chat/completions", CHAT | {"stream": True}, said("weft"), None),
+    "a text that is refused": ("/generate", TEXT, [], Overloaded("full")),
+    "a stream that is refused": ("/generate_stream", TEXT, [], Overloaded("full")),
+    "a chat that is refused": ("/v1/chat/completions", CHAT | {"stream": True}, [], Overloaded("full")),
+    "a text that makes no sense": ("/generate", {"inputs": 1}, [], None),
+    "a text that fails": ("/generate", TEXT, [FailedEvent(GenerationFailed("broken"))], None),
+    "a stream that fails": ("/generate_stream", TEXT, [FailedEvent(GenerationFailed("broken"))], None),
+}
+
+
+@pytest.mark.parametrize(("path", "body", "events", "refusal"), KINDS.values(), ids=KINDS)
+def test_a_request_that_is_over_leaves_nothing_to_the_collector(serve, path, body, events, refusal):
+    """What was refused once waited for it by the thousand, and then everybody waited for 100 ms."""
+    async def ask(client, engine):
+        engine.scripts[:] = [[*events]] if events else []
+        engine.refusals[:] = [type(refusal)(str(refusal))] if refusal is not None else []
+        await (await client.post(path, json=body)).read()
+        engine.streams.clear()
+
+    async def scenario(client, engine):
+        await ask(client, engine)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(TIMES):
+                await ask(client, engine)
+            assert gc.collect() < TIMES
+        finally:
+            gc.enable()
+    serve(scenario)
