@@ -81,6 +81,11 @@ class Register:
         self._queue.push(sequence)
         self._deadlines.add(sequence)
 
+    def wait_once_answered(self, sequence: Sequence) -> None:
+        """Who yielded waits again as soon as none of its tokens is under way."""
+        if sequence.state is State.YIELDING and not sequence.in_flight:
+            self.wait_again(sequence)
+
     # -- ends
 
     def finish(self, sequence: Sequence, reason: FinishReason, now: float) -> Finished:

@@ -8,15 +8,15 @@ tokens under way, which nobody sees.
 
 from collections import deque
 from collections.abc import Mapping
-from collections.abc import Sequence as Rows
 from dataclasses import replace
 
 from router.admission import Admission
 from router.anew import Anew
+from router.answers import Answers
 from router.blocks import Blocks
 from router.costs import CostModel, Load
 from router.embeds import Embeds
-from router.events import Entered, Event, Produced
+from router.events import Entered, Event
 from router.forecast import Forecast
 from router.groups import Groups
 from router.hashing import block_hash
@@ -24,13 +24,12 @@ from router.messages import Answer, ModelFacts, Move, Plan
 from router.policy import Policy
 from router.queue import Queue
 from router.register import Register
-from router.request import FinishReason, Request, Resource, Wish
+from router.request import Request, Resource, Wish
 from router.residents import Residents, Standing, waiting_for
 from router.running import Hasher, Running
 from router.sequence import Sequence, State
-from router.shares import PER_GENERATED_TOKEN, Shares
+from router.shares import Shares
 from router.steps import Mixed, Pause, Steps
-from router.stopping import count_tokens
 from router.story import Cause, Story
 from router.trials import Loss, Trials
 from router.turns import Turns
@@ -50,6 +49,7 @@ class Scheduler:
         self._turns = Turns(policy, self._queue, self._trials, self._shares, self._groups)
         self._residents = Residents(policy, self._queue, self._shares, self._present)
         self.sequences = Register(self._queue, self._trials, self._shares, self._forecast, self._residents)
+        self._answers = Answers(self.sequences, self._shares, self._trials)
         self._epoch: int | None = None
         self._now = 0.0  # of the plan that is being made
         self._facts = facts
@@ -67,6 +67,7 @@ class Scheduler:
         self._groups.start_empty(self.running)
         self._admission.start_empty(self.running)
         self.sequences.start_empty(self.running)
+        self._answers.start_empty(self.running)
         self._residents.start_empty(facts.adapter_bytes)
         self._order = 0
         self._answered_at: float | None = None  # when the step before was answered, if others were under way then
@@ -129,7 +130,7 @@ class Scheduler:
             sequence.story.turn(Cause.READER, now)
             if sequence.state is State.RUNNING:
                 self.running.leave(sequence, State.YIELDING)
-                self._wait_once_answered(sequence)
+                self.sequences.wait_once_answered(sequence)
         return []
 
     def resume(self, number: int, now: float) -> list[Event]:
@@ -229,25 +230,7 @@ class Scheduler:
         if step.load is not None:
             self.costs.observe(step.load, answer.seconds)
             self._learn_pace(step.load, step.crowded, now)
-        if step.wish is not Wish.TEXT:
-            return self._told(step, answer.failed, now)
-        counts: dict[int, int] = {}
-        events: list[Event] = [Produced(counts)] if step.expects else []
-        rows, failed = answer.rows, answer.failed
-        for filled in step.fills:
-            if filled.is_there and filled.sequence.number not in failed:
-                self._filled(filled.sequence, filled.end, now)
-        for sequence in step.expects:
-            sequence.in_flight -= 1
-            number = sequence.number
-            if sequence.state is not State.OVER and number not in failed:
-                counts[number] = self._accept(sequence, rows[number].tokens, stopped.get(number), events, now)
-                if sequence.state is State.YIELDING:
-                    self._wait_once_answered(sequence)
-        if self._trials:
-            self._trials.acquit(counts)
-        return events + [self.sequences.fail(self.sequences[n], why, now) for n, why in failed.items()
-                         if n in self.sequences]
+        return self._answers.heard(step, answer, stopped, now)
 
     # -- shards
 
@@ -311,7 +294,7 @@ class Scheduler:
     def wait_again(self, yielded: list[Sequence]) -> None:
         for sequence in yielded:
             sequence.story.turn(Cause.YIELDED, self._now)
-            self._wait_once_answered(sequence)
+            self.sequences.wait_once_answered(sequence)
         self._turns.add_yielded(yielded)
 
     # -- the inside
@@ -328,43 +311,11 @@ class Scheduler:
         for sequence in [s for s in self.running if s.tokens_left <= 0]:
             self.running.leave_ending(sequence)
 
-    def _filled(self, sequence: Sequence, end: int, now: float) -> None:
-        """A chunk was computed, and so many tokens of the sequence stand in the cache."""
-        self.running.publish(sequence, end)
-        if end >= sequence.given:
-            sequence.story.turn(Cause.DECODE, now)
-
-    def _told(self, step: Step, failed: Mapping[int, str], now: float) -> list[Event]:
-        """Of texts that were run as a whole there is nothing more to come."""
-        here = [sequence for sequence in step.members if sequence.state is not State.OVER]
-        return [self.sequences.fail(sequence, failed[sequence.number], now) if sequence.number in failed
-                else self.sequences.finish(sequence, FinishReason.LENGTH, now) for sequence in here]
-
-    def _accept(self, sequence: Sequence, tokens: Rows[int], stop: int | None, events: list[Event], now: float) -> int:
-        request = sequence.request
-        counted, reason = count_tokens(request, len(sequence.generated), tokens, stop)
-        sequence.accept(tokens if counted == len(tokens) else tokens[:counted])
-        if sequence.length > sequence.full_at:
-            self.running.publish(sequence, sequence.length - 1)
-        sequence.num_deaths = 0
-        if self._shares.several:
-            self._shares.charge(request.tenant, PER_GENERATED_TOKEN * counted)
-        if reason is None and now >= sequence.deadline:
-            reason = FinishReason.TIMEOUT
-        if reason is not None:
-            events.append(self.sequences.finish(sequence, reason, now))
-        return counted
-
     def _learn_pace(self, load: Load, crowded: bool, now: float) -> None:
         """How fast steps follow each other while there is always one under way."""
         if self._answered_at is not None:
             self._forecast.step_took(now - self._answered_at, load.chunk_tokens, crowded=crowded)
         self._answered_at = now if self._in_flight else None
-
-    def _wait_once_answered(self, sequence: Sequence) -> None:
-        """Who yielded waits again as soon as none of its tokens is under way."""
-        if sequence.state is State.YIELDING and not sequence.in_flight:
-            self.sequences.wait_again(sequence)
 
     def _back_to_queue(self, sequence: Sequence) -> None:
         sequence.forget_cache()
