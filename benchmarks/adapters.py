@@ -24,6 +24,7 @@ from benchmarks.step import prepared, timed
 from shard.change import Step
 from shard.config import ShardConfig
 from shard.loading import Loaded, load
+from shard.replay import Extent
 
 GOALS = {1: 15, 8: 25, 16: 35}  # percent of the throughput, with 16 streams and rank 16 in the shape of qwen2.5-0.5b
 
@@ -86,6 +87,7 @@ def make_adapter(shape: str, rank: int, folder: Path) -> Path:
 
 def measure(loaded: Loaded, settings: Settings) -> list[Point]:
     cache, _ = prepared(loaded, settings.streams, settings.context)
+    loaded.runner.replay(loaded.replays(cache, Extent(settings.streams, settings.context)))
     steps = {}
     for count in (0, *settings.adapters):
         _, steps[count] = prepared(loaded, settings.streams, settings.context)

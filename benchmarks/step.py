@@ -26,6 +26,7 @@ from shard.cache import Cache
 from shard.change import Step
 from shard.config import ShardConfig
 from shard.loading import Loaded, load
+from shard.replay import Extent
 from shard.sequence import Sampling
 from shard.sequence import Sequence as Row
 
@@ -48,6 +49,8 @@ class Settings:
     "Number type, as in `weft serve`."
     device: Literal["auto", "cpu", "cuda"] = "auto"
     "Where, as in `weft serve`."
+    cuda_graphs: Annotated[bool, Parameter(negative="--no-cuda-graphs")] = True
+    "Whether steps are replayed, as in `weft serve`."
     threads: int = 0
     "Threads; 0: as `weft serve` takes them."
     folder: str = ""
@@ -71,6 +74,7 @@ class Point:
 
 def measure(loaded: Loaded, settings: Settings, batch: int) -> Point:
     cache, step = prepared(loaded, batch, settings.context)
+    loaded.runner.replay(loaded.replays(cache, Extent(batch, settings.context)))
     products = products_of(loaded, batch)
 
     def whole() -> None:
@@ -154,7 +158,7 @@ def bench(settings: Settings = Settings()) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = make(settings.shape, Path(settings.folder or temporary) / settings.shape)
         loaded = load(ShardConfig(model=str(folder), dtype=settings.dtype, device=settings.device,
-                                  threads=settings.threads))
+                                  cuda_graphs=settings.cuda_graphs, threads=settings.threads))
         points = [measure(loaded, settings, batch) for batch in settings.batch]
     date = today()
     text = f"{table(points)}\n{json.dumps(summary(settings, loaded, points, date))}"

@@ -27,7 +27,8 @@ class Cache:
         self.block_size = block_size
         self.num_blocks = num_blocks  # the router's
         self.zero_block = num_blocks
-        self.scratch_slot = (num_blocks + 1) * block_size
+        self.scratch_block = num_blocks + 1
+        self.scratch_slot = self.scratch_block * block_size
         self.dtype = dtype
         self.device = device
         self.width = 2 * num_kv_heads * head_dim  # of a row: key and value

@@ -89,6 +89,8 @@ class ShardConfig:
     attention: str = setting(
         "auto", "Implementation of attention. auto: cpu on CPU, triton on CUDA; reference: plain and slow.",
         choices=ATTENTIONS)
+    cuda_graphs: bool = setting(
+        True, "Whether steps in which nobody starts are replayed as CUDA graphs, where the whole model is on one GPU.")
     dist_backend: str = setting(
         "auto", "How shards exchange partial results. auto: nccl if every shard has a GPU of its own, gloo otherwise.",
         choices=DIST_BACKENDS)

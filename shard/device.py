@@ -2,7 +2,7 @@
 computed."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 CORES_WITHOUT_ROUTER = 4  # up to so many the shards use all, and the router finds time between
 ALIGNED = 4  # numbers of 32 bits
+CODES = {torch.int32: "i", torch.int64: "q"}  # of arrays
 
 
 def choose_device(asked: str, rank: int, num_gpus: int) -> torch.device:
@@ -48,6 +49,33 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+class Standing:
+    """Lists of numbers on the device, each in places of its own, which it keeps: what was captured with their addresses
+    reads what was sent last. Whoever sends again has waited for what reads."""
+
+    def __init__(self, capacities: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+        firsts = [0, *accumulate(count + -count % ALIGNED for count in capacities)]
+        self._host = torch.empty(firsts[-1], dtype=dtype, pin_memory=device.type == "cuda")
+        self._there = torch.zeros(firsts[-1], dtype=dtype, device=device)
+        self._places = [slice(first, first + count) for first, count in zip(firsts, capacities, strict=False)]
+
+    @property
+    def lists(self) -> list[Tensor]:
+        """As long as they may be."""
+        return [self._there[place] for place in self._places]
+
+    def holds(self, lists: Sequence[Sequence[int]]) -> bool:
+        return all(len(some) <= place.stop - place.start for some, place in zip(lists, self._places, strict=True))
+
+    def send(self, lists: Sequence[Sequence[int]]) -> None:
+        for some, place in zip(lists, self._places, strict=True):
+            if not some:
+                continue
+            filled = slice(place.start, place.start + len(some))
+            self._host[filled] = torch.frombuffer(array(CODES[self._host.dtype], some), dtype=self._host.dtype)
+            self._there[filled].copy_(self._host[filled], non_blocking=True)
 
 
 def sent(lists: list[list[int]], device: torch.device) -> list[Tensor]:

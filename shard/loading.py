@@ -26,13 +26,24 @@ from shard.grammar import Grammars, read_grammars
 from shard.layers.kernels import has_triton
 from shard.layers.linear import can_pack
 from shard.machine import Forgotten, Kept, fingerprint
-from shard.memory import Available, Room, adapter_room, check_weights, gpu_room, host_room, read_gpu, read_host
+from shard.memory import (
+    Available,
+    Room,
+    adapter_room,
+    check_weights,
+    gpu_room,
+    host_room,
+    is_exhaustion,
+    read_gpu,
+    read_host,
+)
 from shard.models.config import ModelConfig
 from shard.models.decoder import LanguageModel
 from shard.models.table import load_model
 from shard.pooling import read_pooling
 from shard.precision import Memory, choose_dtype, find_quickest, name, packed_product, settled
 from shard.progress import CHECK, LOAD, OnProgress, untold
+from shard.replay import Extent, Framing, Replays, cuda_capture
 from shard.runner import Runner
 from shard.sampling import Sampler
 from shard.system import count_cores
@@ -60,6 +71,7 @@ class Loaded:
     num_sharing: int  # shards that take their cache from the same memory
     memory_fraction: float | None
     adapter_fraction: float
+    cuda_graphs: bool
 
     @property
     def config(self) -> ModelConfig:
@@ -67,6 +79,19 @@ class Loaded:
 
     def cache(self, block_size: int, num_blocks: int) -> Cache:
         return make_cache(self.model, block_size, num_blocks, self.dtype, self.device)
+
+    def replays(self, cache: Cache, extent: Extent) -> Replays | None:
+        """Where steps need not be launched piece by piece: on one GPU, if model and attention allow it."""
+        if (not self.cuda_graphs or self.device.type != "cuda" or self.group.size > 1 or not self.model.steady
+                or not isinstance(self.attention, Framing)):
+            return None
+        try:
+            return Replays(self.model, self.attention, cache, extent, cuda_capture(self.device))
+        except RuntimeError as error:
+            if is_exhaustion(error):
+                raise
+            raise ValueError(f"steps cannot be captured as CUDA graphs here ({error.__context__ or error}); "
+                             "--no-cuda-graphs launches them piece by piece") from error
 
     def block_bytes(self, block_size: int) -> int:
         model = self.model
@@ -123,7 +148,7 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     num_gpus = torch.cuda.device_count()
     sharing = count_sharing(config.rank, config.world_size, num_gpus) if device.type == "cuda" else config.world_size
     return Loaded(config.model, model, attention, runner, embedder, group, device, dtype, inexact, grammars, wardrobe,
-                  sharing, config.memory_fraction, config.adapter_memory_fraction)
+                  sharing, config.memory_fraction, config.adapter_memory_fraction, config.cuda_graphs)
 
 
 def prepare(config: ShardConfig, described: ModelConfig) -> Footing:

@@ -4,6 +4,7 @@ Model, attention, sampling and the group of ranks meet here. Knows nothing of me
 Every rank does the same; rank 0 alone samples, and tells the others the tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
 from typing import Protocol
@@ -18,6 +19,7 @@ from shard.cache import Cache
 from shard.change import Chunk, Step
 from shard.distributed import Group
 from shard.pb import shard_pb2 as pb
+from shard.replay import Replays
 from shard.sampling import Chosen, Sampler
 from shard.sequence import Sequence
 from shard.step import Inputs, build
@@ -50,12 +52,16 @@ class Runner:
         self._group = group
         self._bearers = bearers
         self._device = device
+        self.replay(None)
+
+    def replay(self, replays: Replays | None) -> None:
+        """From now on steps need not be launched piece by piece where these know them."""
+        self._replays = replays
 
     @torch.inference_mode()
     def run(self, step: Step, cache: Cache) -> Outcome:
-        inputs = build(step, cache, self._attention, self._device)
-        with self._bearers.rows(token_runs(step, len(inputs.tokens))):
-            hidden = self.model.hidden(inputs, cache, self._attention)  # [tokens, hidden_size]
+        made = None if self._replays is None else self._replays.run(step, cache)
+        hidden, logits = self._launched(step, cache) if made is None else (made.hidden, lambda: made.logits)
         failed = non_finite(step, hidden)
         for sequence, start, end in written(step):
             if sequence.id in failed:
@@ -63,15 +69,25 @@ class Runner:
         prompts = {chunk.sequence.id: self._prompt_logprobs(chunk, rows, hidden)
                    for chunk, rows in chunk_rows(step) if asks_for_prompt(chunk) and chunk.sequence.id not in failed}
         failed |= self._without_number(prompts)
-        said, silent = self._say(step.yielding, hidden[inputs.sampled]) if step.yielding else ({}, {})
+        said, silent = self._say(step.yielding, logits()) if step.yielding else ({}, {})
         failures = silent | dict.fromkeys(sorted(failed), pb.NON_FINITE)
         prompts = {number: part for number, part in prompts.items() if number not in failures}
         return Outcome({number: word for number, word in said.items() if number not in failures}, prompts, failures)
 
-    def _say(self, sequences: list[Sequence], hidden: Tensor) -> tuple[dict[int, Said], dict[int, pb.Failure]]:
-        """What everybody says, and why the others say nothing."""
+    def _launched(self, step: Step, cache: Cache) -> tuple[Tensor, Callable[[], Tensor | None]]:
+        """Hidden states of all tokens, and logits for who yields."""
+        inputs = build(step, cache, self._attention, self._device)
+        with self._bearers.rows(token_runs(step, len(inputs.tokens))):
+            hidden = self.model.hidden(inputs, cache, self._attention)  # [tokens, hidden_size]
+        return hidden, lambda: self._logits(step.yielding, hidden[inputs.sampled])
+
+    def _logits(self, sequences: list[Sequence], hidden: Tensor) -> Tensor | None:
         with self._bearers.rows([Run(sequence.adapter, 1) for sequence in sequences]):
-            logits = self.model.logits(hidden)  # [sequences, vocabulary]
+            return self.model.logits(hidden)  # [sequences, vocabulary]
+
+    def _say(self, sequences: list[Sequence],
+             logits: Tensor | None) -> tuple[dict[int, Said], dict[int, pb.Failure]]:
+        """What everybody says, and why the others say nothing."""
         if logits is not None:
             chosen = self._sampler.choose(logits, sequences)
             told = list(map(token_or_failure, chosen.tokens, chosen.finite, chosen.fitting))

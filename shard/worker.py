@@ -18,6 +18,7 @@ from shard.loading import Loaded, load
 from shard.memory import check_fitting, explain, num_fitting, reason
 from shard.pb import shard_pb2 as pb
 from shard.progress import OnProgress, untold
+from shard.replay import Extent
 from shard.sequence import Limits
 from shard.together import leave
 from shard.warmup import PATIENCE, Rehearsal, Sizes, note
@@ -44,9 +45,10 @@ class ModelWorker(LoadedWorker[Loaded]):
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
         self.ledger.check_warmup(request)
-        if self._loaded.device.type == "cuda":
-            self._together(partial(self._run_largest, request))
+        self._loaded.runner.replay(None)  # which holds the cache that there was
         try:
+            if self._loaded.device.type == "cuda":
+                self._together(partial(self._run_largest, request))
             num_blocks, why = self._fitting_blocks(request)
         except ValueError as error:  # no step that failed: whoever asks reads the reason and no trace
             raise Refused(str(error)) from error
@@ -62,7 +64,10 @@ class ModelWorker(LoadedWorker[Loaded]):
     def _run_largest(self, request: pb.WarmupRequest) -> None:
         """What it works with stays with the process, and is not available to the cache."""
         sizes = Sizes.of(request, self._longest(request))
-        self._rehearsal(self._loaded.cache(request.block_size, REHEARSED_BLOCKS), sizes).run_largest()
+        cache = self._loaded.cache(request.block_size, REHEARSED_BLOCKS)
+        beside = self._loaded.replays(cache, Extent(sizes.rows, sizes.length))
+        self._rehearsal(cache, sizes).run_largest()
+        del beside
 
     def _fitting_blocks(self, request: pb.WarmupRequest) -> tuple[int, str]:
         """As many as fit on every rank, and as all sequences together can hold: more would only be lists to keep. And
@@ -87,6 +92,7 @@ class ModelWorker(LoadedWorker[Loaded]):
     def _measure(self, request: pb.WarmupRequest, cache: Cache) -> pb.WarmupAnswer:
         sizes = Sizes.of(request, min(self._longest(request), cache.block_size * cache.num_blocks))
         answer = pb.WarmupAnswer(block_size=cache.block_size, num_blocks=cache.num_blocks)
+        self._loaded.runner.replay(self._loaded.replays(cache, Extent(sizes.rows, sizes.length)))
         note(self._rehearsal(cache, sizes).measure(), answer)
         return answer
 

@@ -127,5 +127,10 @@ def switch(name: str, on: Outcome, off: str = "it is off by default", against: s
     return Flag(name, (replace(on, values=TRUE), silent(off, *FALSE)), "switch", against=against)
 
 
+def negated(flag: str) -> str:
+    """What turns a switch of ours off."""
+    return flag.replace("--", "--no-", 1)
+
+
 def only_variable(name: str, *outcomes: Outcome) -> Flag:
     return Flag(name, outcomes, only_variable=True)

@@ -21,10 +21,20 @@ from launcher.foreign.flags import (
     unused,
     variable,
 )
-from launcher.foreign.tgi import ATTENTION, BY_CONFIG, CACHED, CHUNKED, ROPE, SPECULATED, TGI, UNREADABLE, WHILE_LOADED
+from launcher.foreign.tgi import (
+    ATTENTION,
+    BY_CONFIG,
+    CACHED,
+    CHUNKED,
+    GRAPHS,
+    ROPE,
+    SPECULATED,
+    TGI,
+    UNREADABLE,
+    WHILE_LOADED,
+)
 
 REGISTRY = "Predibase's registry is not served; take adapters from the Hub, from a folder (local) or from a bucket (s3)"
-GRAPHS = "steps do not run as CUDA graphs"
 KERNELS = "there are no custom kernels"
 PROMPTS = "prompts run beside the running sequences, as much at a time as --max-decode-stall-ms allows"
 
@@ -75,8 +85,8 @@ ADAPTERS = (
 
 PROCESSES = (
     *TGI.taken("sharded", "num-shard", "shard-uds-path", "master-addr", "master-port"),
-    switch("compile", unused(GRAPHS)),
-    switch("eager", silent(GRAPHS), GRAPHS, against="compile"),
+    switch("compile", silent(GRAPHS), GRAPHS),
+    switch("eager", setting("cuda_graphs", gives="false"), GRAPHS, against="compile"),
     Flag("compile-max-batch-size", (unused(GRAPHS),)),
     Flag("compile-max-rank", (unused(GRAPHS),)),
     Flag("compile-batch-size", (unused(GRAPHS),)),

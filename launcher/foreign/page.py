@@ -5,7 +5,7 @@ Knows no server and no flag.
 
 from collections.abc import Iterator, Mapping
 
-from launcher.foreign.flags import Fate, Flag, Outcome, Table
+from launcher.foreign.flags import Fate, Flag, Outcome, Table, negated
 
 WORDS: Mapping[Fate, str] = {
     Fate.SETTING: "becomes {flag}",
@@ -46,7 +46,7 @@ def listed(outcome: Outcome) -> str:
 
 def words(flag: Flag, outcome: Outcome) -> str:
     gives = outcome.gives.replace("{}", "VALUE")
-    told = WORDS[outcome.fate].format(flag=f"{spelled(outcome.becomes)} {gives}".strip(), why=outcome.why,
+    told = WORDS[outcome.fate].format(flag=set_to(outcome.becomes, gives), why=outcome.why,
                                       becomes=f"{outcome.becomes} to {gives}" if gives else outcome.becomes)
     return ("the same" if is_same(flag, outcome) else told) + (
         f", with {spelled(outcome.needs)}" if outcome.needs else "")
@@ -55,6 +55,10 @@ def words(flag: Flag, outcome: Outcome) -> str:
 def is_same(flag: Flag, outcome: Outcome) -> bool:
     ours = {Fate.SETTING: flag.name.replace("-", "_"), Fate.VARIABLE: flag.variable}.get(outcome.fate)
     return outcome.becomes == ours and not outcome.gives
+
+
+def set_to(setting: str, value: str) -> str:
+    return negated(spelled(setting)) if value == "false" else f"{spelled(setting)} {value}".strip()
 
 
 def spelled(setting: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from launcher.foreign.flags import TRUE, Fate, Flag, Outcome, Table, silent, unused
+from launcher.foreign.flags import TRUE, Fate, Flag, Outcome, Table, negated, silent, unused
 from launcher.model import HUB_NAME
 from launcher.settings import GROUPS, Setting
 
@@ -96,8 +96,7 @@ class Heard:
 
     def has_flag(self, setting: str) -> bool:
         flags = OURS[setting].flags
-        negated = flags[0].replace("--", "--no-", 1)
-        return any(word.partition("=")[0] in {*flags, negated} for word in self.rest)
+        return any(word.partition("=")[0] in {*flags, negated(flags[0])} for word in self.rest)
 
 
 def without_overruled(said: Sequence[Said]) -> Iterator[Said]:

@@ -25,6 +25,7 @@ ROPE = "weft takes the scaling of positions from the model's config.json; write 
 NGROK = "there is no tunnel in weft; run the ngrok program beside it"
 MEETING = "shards meet at a file of their own"
 ATTENTION = "weft chooses its attention by the device (--attention)"
+GRAPHS = "steps are replayed as CUDA graphs where they can be, of sizes that weft chooses"
 GPU_LIBRARY = "weft does without the library that it is meant for"
 BY_CONFIG = ("the model's config.json says how its weights are quantised; weights that are not stay as they are "
              "(--quantize int8 makes them a byte each)")
@@ -67,7 +68,7 @@ PROCESSES = (
     Flag("shard-uds-path", (unused("sockets are in a temporary folder of their own (TMPDIR)"),)),
     Flag("master-addr", (unused(MEETING),)),
     Flag("master-port", (unused(MEETING),)),
-    Flag("cuda-graphs", (unused("steps do not run as CUDA graphs"),)),
+    Flag("cuda-graphs", (setting("cuda_graphs", "0", gives="false"), silent(GRAPHS))),
     Flag("cuda-memory-fraction", (
         silent("the share of a GPU's memory is 0.9 by default", "1", "1.0"), setting("memory_fraction"))),
     switch("disable-custom-kernels", unused("there are no custom kernels")),

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import Any, NoReturn
 
 from launcher.foreign.adapters import preloaded
-from launcher.foreign.flags import Fate, Table
+from launcher.foreign.flags import Fate, Table, negated
 from launcher.foreign.page import meaning
 from launcher.foreign.said import OURS, Heard, Said, check
 from launcher.foreign.shards import num_shards
@@ -103,7 +103,10 @@ class Translation:
 
 
 def spelled(name: str, value: str) -> list[str]:
-    return [OURS[name].flags[0]] if OURS[name].type is bool else [OURS[name].flags[0], value]
+    flag = OURS[name].flags[0]
+    if OURS[name].type is not bool:
+        return [flag, value]
+    return [negated(flag) if value == "false" else flag]
 
 
 def is_address(text: str) -> bool:

@@ -76,45 +76,47 @@ def first_place(position, WINDOW: tl.constexpr, TILE: tl.constexpr):
     return 0
 
 
-@triton.jit
-def decode_splits(queries, keys, values, table, work, best, total, mixed, token_stride, slot_stride, scale,
-                  softcap, CAPPED: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr,
+@triton.jit(do_not_specialize=["num_decodes"])
+def decode_splits(queries, keys, values, table, work, entries, best, total, mixed, num_decodes, token_stride,
+                  slot_stride, scale, softcap, CAPPED: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr,
                   HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr,
                   TILE: tl.constexpr, ROWS: tl.constexpr):
-    """One split of one token, for the heads that share a key: a program for each entry of `work` and each such key."""
-    entry, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token = tl.load(work + 4 * entry).to(tl.int64)
-    first_block = tl.load(work + 4 * entry + 1).to(tl.int64)
-    position = tl.load(work + 4 * entry + 2)
-    start = tl.load(work + 4 * entry + 3) * SPLIT
-    rows, dims = tl.arange(0, ROWS), tl.arange(0, HEAD_PAD)
+    """Splits of tokens that decode, for the heads that share a key. So many programs take turns with the entries of
+    `work` that a launch need not know how many there are: `entries` ends with their number."""
+    head, rows, dims = tl.program_id(1), tl.arange(0, ROWS), tl.arange(0, HEAD_PAD)
     heads = head * GROUP + rows
     real = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    asked = tl.load(queries + token * token_stride + heads[:, None] * HEAD_DIM + dims[None, :], mask=real, other=0.0)
-    own = tl.where(rows < GROUP, position, -1)
-    begin = tl.maximum(start, first_place(position, WINDOW, TILE))
-    end = tl.minimum(start + SPLIT, position + 1)
-    peak, weight, mix = over_split(
-        asked, own, table + first_block, keys, values, slot_stride, head, begin, end, scale, softcap,
-        CAPPED, WINDOW, HEAD_DIM, HEAD_PAD, BLOCK_SIZE, TILE, ROWS)
-    places = entry * tl.num_programs(1) * GROUP + heads
-    tl.store(best + places, peak, mask=rows < GROUP)
-    tl.store(total + places, weight, mask=rows < GROUP)
-    tl.store(mixed + places[:, None] * HEAD_DIM + dims[None, :], mix, mask=real)
+    for number in range(tl.program_id(0), tl.load(entries + num_decodes), tl.num_programs(0)):
+        entry = tl.full([1], number, tl.int64)
+        token = tl.load(work + 4 * number).to(tl.int64)
+        first_block = tl.load(work + 4 * number + 1).to(tl.int64)
+        position = tl.load(work + 4 * number + 2)
+        start = tl.load(work + 4 * number + 3) * SPLIT
+        asked = tl.load(queries + token * token_stride + heads[:, None] * HEAD_DIM + dims[None, :], mask=real,
+                        other=0.0)
+        own = tl.where(rows < GROUP, position, -1)
+        begin = tl.maximum(start, first_place(position, WINDOW, TILE))
+        end = tl.minimum(start + SPLIT, position + 1)
+        peak, weight, mix = over_split(
+            asked, own, table + first_block, keys, values, slot_stride, head, begin, end, scale, softcap,
+            CAPPED, WINDOW, HEAD_DIM, HEAD_PAD, BLOCK_SIZE, TILE, ROWS)
+        places = entry * tl.num_programs(1) * GROUP + heads
+        tl.store(best + places, peak, mask=rows < GROUP)
+        tl.store(total + places, weight, mask=rows < GROUP)
+        tl.store(mixed + places[:, None] * HEAD_DIM + dims[None, :], mix, mask=real)
 
 
 @triton.jit
-def decode_merge(best, total, mixed, output, tokens, entries, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr):
+def decode_merge(best, total, mixed, output, entries, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr):
     """What a token's splits amount to: a program for each token that decodes, and each head. The splits of the token
     are those from its place in `entries` to the next."""
-    decode, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    token = tl.load(tokens + decode).to(tl.int64)
+    token, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     dims = tl.arange(0, HEAD_PAD)
     one = tl.arange(0, 1).to(tl.int64)
     peak = tl.full([1], float("-inf"), tl.float32)
     weight = tl.zeros([1], tl.float32)
     mix = tl.zeros([1, HEAD_PAD], tl.float32)
-    for entry in range(tl.load(entries + decode), tl.load(entries + decode + 1)):
+    for entry in range(tl.load(entries + token), tl.load(entries + token + 1)):
         place = (one + entry) * heads + head
         more = tl.load(mixed + place[:, None] * HEAD_DIM + dims[None, :], mask=(dims < HEAD_DIM)[None, :], other=0.0)
         peak, weight, mix = merged(peak, weight, mix, tl.load(best + place), tl.load(total + place), more)

@@ -2,10 +2,11 @@
 
 A token that decodes is cut into splits of a fixed number of places, so that long texts keep the whole device busy; what
 each amounts to is written down and merged in order. A chunk is cut into tiles of tokens. What a plan says in numbers
-goes to the device at once. The kernels are in `paged_kernels.py`.
+goes to the device at once, or, where a step is to be repeated with other numbers, to where those before stood. The
+kernels are in `paged_kernels.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import NamedTuple
@@ -18,12 +19,14 @@ from shard.attention.paged_kernels import chunk_tiles, decode_merge, decode_spli
 from shard.attention.span import Span
 from shard.attention.variant import Variant
 from shard.cache import Cache
-from shard.device import sent
+from shard.device import Standing, sent
 
 SPLIT = 256  # places
 FEWEST = 16  # rows of a product, and its width
 WIDE = 128  # head_dim from which on programs have half the rows
 WARPS, STAGES = 4, 2
+PROGRAMS = 1024  # at least, where a launch does not know how many splits there will be
+MOST_BYTES = 2**28  # for what splits amount to, where it is not known how many there will be
 ENTRY = 4  # numbers that say what a program is to do
 
 
@@ -47,8 +50,17 @@ class Decodes:
     """Of a step, for layers of one window."""
 
     work: Tensor  # [splits, 4]: row on the token axis, first block in the table, position, number of the split
-    rows: Tensor  # [decodes], on the token axis
     entries: Tensor  # [decodes + 1], the first split of each in `work`, and the end
+    found: "Found"
+    programs: int  # that take turns with the splits
+
+    def __len__(self) -> int:
+        return len(self.entries) - 1
+
+
+class Found(NamedTuple):
+    """What splits amount to."""
+
     best: Tensor  # [splits, heads], the greatest exponent of each
     total: Tensor  # [splits, heads]
     mixed: Tensor  # [splits, heads, head_dim]
@@ -65,36 +77,55 @@ class Plan:
 
 class TritonAttention:
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, variant: Variant) -> None:
-        self._heads, self._kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
+        self._heads, self.num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
         self._group = num_heads // num_kv_heads
         self._variant = variant
         self._scale = variant.scaling(head_dim)
 
     def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> Plan:
-        spans = [*decodes, *chunks]
-        tables = [span.blocks[:-(-span.end // cache.block_size)] for span in spans]
+        table, tiles, *rest = sent(self.numbers(decodes, chunks, cache), cache.device)
+        there: dict[int, Decodes] = {}
+        if decodes:
+            for window, work, entries in zip(self._variant.kinds, rest[::2], rest[1::2], strict=True):
+                splits = work.view(-1, ENTRY)
+                there[window] = Decodes(splits, entries, self.room(len(splits), cache.device), len(splits))
+        covers_all = sum(span.length for span in [*decodes, *chunks]) == num_tokens
+        return Plan(table, there, tiles.view(-1, ENTRY), self.constants(cache), covers_all)
+
+    def frames(self, rows: int, length: int, cache: Cache) -> "Frames":
+        """For up to so many tokens that decode, in sequences that are as long at most."""
+        return Frames(self, self._variant.kinds, rows, length, cache)
+
+    @property
+    def split_bytes(self) -> int:
+        """That most of what one split amounts to takes."""
+        return 4 * self._heads * self._head_dim
+
+    def numbers(self, decodes: list[Span], chunks: list[Span], cache: Cache) -> list[list[int]]:
+        """What a plan says: the table, the tiles, and for each window the splits and where those of a token begin."""
+        tables = [span.blocks[:-(-span.end // cache.block_size)] for span in [*decodes, *chunks]]
         firsts = list(accumulate(map(len, tables), initial=0))
-        sizes = Sizes.of(self._group, self._head_dim, cache.dtype)
+        sizes = self._sizes(cache)
         tiles = [entry for first, chunk in zip(firsts[len(decodes):], chunks, strict=False)
                  for entry in tiles_of(chunk, first, sizes.rows // self._group)]
-        numbers = [list(chain(*tables)), tiles, [span.row for span in decodes]]
-        windows = self._variant.kinds if decodes else []
-        for window in windows:
+        numbers = [list(chain(*tables)), tiles]
+        for window in self._variant.kinds:
             works = [list(work_of(span, first, window, sizes.tile))
                      for span, first in zip(decodes, firsts, strict=False)]
             numbers += [list(chain(*works)), list(accumulate((len(work) // ENTRY for work in works), initial=0))]
-        table, tiles_there, rows, *rest = sent(numbers, cache.device)
-        found = {window: self._decodes(work.view(-1, ENTRY), rows, entries)
-                 for window, work, entries in zip(windows, rest[::2], rest[1::2], strict=True)}
-        constants = {window: self._constants(window, sizes, cache) for window in self._variant.kinds}
-        return Plan(table, found, tiles_there.view(-1, ENTRY), constants,
-                    sum(span.length for span in spans) == num_tokens)
+        return numbers
 
-    def _decodes(self, work: Tensor, rows: Tensor, entries: Tensor) -> Decodes:
-        each = (len(work), self._heads)
-        best, total, mixed = (torch.empty(shape, dtype=torch.float32, device=work.device)
-                              for shape in (each, each, (*each, self._head_dim)))
-        return Decodes(work, rows, entries, best, total, mixed)
+    def room(self, num_splits: int, device: torch.device) -> Found:
+        each = (num_splits, self._heads)
+        return Found(*(torch.empty(shape, dtype=torch.float32, device=device)
+                       for shape in (each, each, (*each, self._head_dim))))
+
+    def constants(self, cache: Cache) -> dict[int, dict[str, int]]:
+        """Of kernels, by window."""
+        return {window: self._constants(window, self._sizes(cache), cache) for window in self._variant.kinds}
+
+    def _sizes(self, cache: Cache) -> Sizes:
+        return Sizes.of(self._group, self._head_dim, cache.dtype)
 
     def run(self, queries: Tensor, cache: Cache, layer: int, plan: Plan) -> Tensor:
         """`queries` is [tokens, heads, head_dim], of which tokens may stand apart; the result [tokens, heads *
@@ -107,19 +138,49 @@ class TritonAttention:
         constants = plan.constants[window]
         if plan.decodes:
             decodes = plan.decodes[window]
-            found = decodes.best, decodes.total, decodes.mixed
-            decode_splits[len(decodes.work), self._kv_heads](*read, decodes.work, *found, *numbers, **constants)
-            decode_merge[len(decodes.rows), self._heads](
-                *found, output, decodes.rows, decodes.entries, HEAD_DIM=self._head_dim,
-                HEAD_PAD=padded(self._head_dim), num_warps=1)
+            decode_splits[decodes.programs, self.num_kv_heads](
+                *read, decodes.work, decodes.entries, *decodes.found, len(decodes), *numbers, **constants)
+            decode_merge[len(decodes), self._heads](
+                *decodes.found, output, decodes.entries, HEAD_DIM=self._head_dim, HEAD_PAD=padded(self._head_dim),
+                num_warps=1)
         if len(plan.tiles):
-            chunk_tiles[len(plan.tiles), self._kv_heads](*read, plan.tiles, output, *numbers, **constants)
+            chunk_tiles[len(plan.tiles), self.num_kv_heads](*read, plan.tiles, output, *numbers, **constants)
         return output
 
     def _constants(self, window: int, sizes: Sizes, cache: Cache) -> dict[str, int]:
         return {"CAPPED": bool(self._variant.softcap), "WINDOW": window, "GROUP": self._group,
                 "HEAD_DIM": self._head_dim, "HEAD_PAD": padded(self._head_dim), "BLOCK_SIZE": cache.block_size,
                 "SPLIT": SPLIT, "TILE": sizes.tile, "ROWS": sizes.rows, "num_warps": WARPS, "num_stages": STAGES}
+
+
+class Frames:
+    """Plans for tokens that decode, whose tensors stay where they are: what was captured with a plan is repeated with
+    other numbers. They share what they are made of, so one is used at a time."""
+
+    def __init__(self, attention: TritonAttention, windows: Sequence[int], rows: int, length: int,
+                 cache: Cache) -> None:
+        self._attention, self._windows, self._cache = attention, windows, cache
+        self._splits = max(rows, min(rows * -(-length // SPLIT), MOST_BYTES // attention.split_bytes))
+        blocks = rows * -(-length // cache.block_size)
+        each = (ENTRY * self._splits, rows + 1)
+        self._standing = Standing([blocks, 0, *chain(*(each for _ in windows))], torch.int32, cache.device)
+        self._found = attention.room(self._splits, cache.device)
+
+    def plan(self, rows: int) -> Plan:
+        """For so many tokens, the first ones on the token axis; all are in spans."""
+        table, tiles, *rest = self._standing.lists
+        programs = min(self._splits, max(rows, PROGRAMS // self._attention.num_kv_heads))
+        there = {window: Decodes(work.view(-1, ENTRY), entries[:rows + 1], self._found, programs)
+                 for window, work, entries in zip(self._windows, rest[::2], rest[1::2], strict=True)}
+        return Plan(table, there, tiles.view(-1, ENTRY), self._attention.constants(self._cache), covers_all=True)
+
+    def write(self, decodes: list[Span]) -> bool:
+        """What the next step is to read, as many as its plan is for; not if there is no room."""
+        numbers = self._attention.numbers(decodes, [], self._cache)
+        if not self._standing.holds(numbers):
+            return False
+        self._standing.send(numbers)
+        return True
 
 
 def work_of(span: Span, first: int, window: int, tile: int) -> Iterator[int]:

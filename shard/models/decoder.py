@@ -53,6 +53,10 @@ class LanguageModel(Protocol):
     def num_varied(self) -> int:
         """So many first layers have one of each kind among them."""
 
+    @property
+    def steady(self) -> bool:
+        """Whether it launches the same for equally many tokens that decode, whatever they are."""
+
     def cut(self, num_layers: int) -> "LanguageModel":
         """The first layers only, with the same weights."""
 
@@ -131,6 +135,7 @@ class Decoder:
     layers: Sequence[Layer]
     norm: Norm
     head: Head
+    steady: bool = True
 
     @property
     def num_layers(self) -> int:

@@ -142,6 +142,11 @@ class ForeignModel:
     def num_varied(self) -> int:
         return one_of_each(products_of(layer) for layer in part_at(self._layers, self._path))
 
+    @property
+    def steady(self) -> bool:
+        """Nobody knows what others' layers do."""
+        return False
+
     def cut(self, num_layers: int) -> "ForeignModel":
         """The first layers only, with the same weights."""
         kept = nn.ModuleList(list(part_at(self._layers, self._path))[:num_layers])

@@ -3,7 +3,7 @@
 Ranks share every expert, as they share a product that is for all tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -90,5 +90,10 @@ def read_layer(source: Source[MixtureConfig], layer: int) -> LlamaLayer:
                       Mixture(source, layer, NAMES))
 
 
+def unsteady(decoder: Decoder) -> Decoder:
+    """Which experts are asked depends on the tokens."""
+    return replace(decoder, steady=False)
+
+
 def read_mixtral(source: Source[MixtureConfig]) -> Decoder:
-    return read_decoder(source, read_layer)
+    return unsteady(read_decoder(source, read_layer))

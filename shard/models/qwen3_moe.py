@@ -4,7 +4,7 @@ from shard.given import Given
 from shard.models.decoder import Decoder, Source, read_decoder
 from shard.models.describe import describe, read_windows, refuse_activation
 from shard.models.llama import LlamaLayer, Mlp, SelfAttention
-from shard.models.mixtral import Mixture, MixtureConfig, Names, checked
+from shard.models.mixtral import Mixture, MixtureConfig, Names, checked, unsteady
 from shard.models.qwen3 import read_head_norm
 
 NAMES = Names("mlp", "gate_proj", "up_proj", "down_proj")
@@ -39,4 +39,4 @@ def read_layer(source: Source[MixtureConfig], layer: int) -> LlamaLayer:
 
 
 def read_qwen3_moe(source: Source[MixtureConfig]) -> Decoder:
-    return read_decoder(source, read_layer)
+    return unsteady(read_decoder(source, read_layer))

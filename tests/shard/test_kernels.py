@@ -45,10 +45,11 @@ def attention_jobs() -> list[tuple[str, str, dict[str, str], dict[str, Any], dic
     layer = {"CAPPED": True, "WINDOW": 1000, "GROUP": 4, "HEAD_DIM": 128, "HEAD_PAD": 128, "BLOCK_SIZE": 16,
              "SPLIT": triton_paged.SPLIT, "TILE": sizes.tile, "ROWS": sizes.rows}
     options = {"num_warps": triton_paged.WARPS, "num_stages": triton_paged.STAGES}
-    return [(ATTENTION, "decode_splits", {**read, "work": "*i32", **FOUND, **reading}, layer, options),
+    return [(ATTENTION, "decode_splits", {**read, "work": "*i32", "entries": "*i32", **FOUND, "num_decodes": "i32",
+                                          **reading}, layer, options),
             (ATTENTION, "chunk_tiles", {**read, "tiles": "*i32", "output": "*bf16", **reading}, layer,
              options),
-            (ATTENTION, "decode_merge", {**FOUND, "output": "*bf16", "tokens": "*i32", "entries": "*i32"},
+            (ATTENTION, "decode_merge", {**FOUND, "output": "*bf16", "entries": "*i32"},
              {"HEAD_DIM": 128, "HEAD_PAD": 128}, {"num_warps": 1})]
 
 

@@ -102,11 +102,11 @@ def test_what_lorax_s_launcher_cannot_do_is_refused_in_one_line(
 
 
 def test_what_has_no_effect_is_said_in_a_line_each(ended: Callable[..., Ended], served: list[dict[str, Any]]) -> None:
-    _, out, errors = ended("text-generation-launcher", "--model-id", "a/b", "--cuda-graphs", "0", "--master-port", "5",
-                           "--usage-stats", "off")
+    _, out, errors = ended("text-generation-launcher", "--model-id", "a/b", "--prometheus-port", "5",
+                           "--master-port", "5", "--usage-stats", "off")
     assert out == ""
     assert errors == ("weft: --master-port has no effect: shards meet at a file of their own\n"
-                      "weft: --cuda-graphs has no effect: steps do not run as CUDA graphs\n")
+                      "weft: --prometheus-port has no effect: metrics have no port of their own\n")
 
 
 def test_for_programs_that_is_json_too(ended: Callable[..., Ended], served: list[dict[str, Any]]) -> None:

@@ -172,7 +172,8 @@ def test_a_revision_is_named_once() -> None:
 def test_compiled_and_eager_exclude_each_other_unless_one_is_off() -> None:
     with pytest.raises(ValueError, match=r"^--eager and COMPILE contradict each other; give one$"):
         told("--eager", COMPILE="true")
-    assert told("--eager", "--compile=false").settings == GIVEN
+    assert told("--eager", "--compile=false").settings == GIVEN | {"cuda_graphs": ["false"]}
+    assert "--no-cuda-graphs" in told("--eager").words
 
 
 def test_the_source_of_requests_counts_before_the_general_one_and_that_is_noted_where_they_differ() -> None:

@@ -21,8 +21,9 @@ def test_a_line_is_told_with_what_is_otherwise_by_default() -> None:
 
 
 def test_what_is_left_out_stands_above_as_comments() -> None:
-    *notes, line = ours("text-generation-launcher --model-id org/name --usage-stats off --cuda-graphs 0").splitlines()
-    assert notes == ["# --cuda-graphs has no effect: steps do not run as CUDA graphs",
+    given = "text-generation-launcher --model-id org/name --usage-stats off --prometheus-port 5"
+    *notes, line = ours(given).splitlines()
+    assert notes == ["# --prometheus-port has no effect: metrics have no port of their own",
                      "# --usage-stats is not needed: weft tells nobody anything"]
     assert line.startswith("weft serve --model-id org/name ")
 

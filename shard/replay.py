@@ -1,0 +1,148 @@
+"""Decode steps that are not launched piece by piece: what a step launches is captured once for a number of rows, and
+then repeated with other numbers.
+
+A step takes the smallest capture with enough rows; those beyond are nobody's, and look at the scratch block. Knows
+nothing of devices but how a CUDA graph is made, and nothing of what is said after a step.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, cuda
+
+from shard.attention.backends import Attention
+from shard.attention.span import Span
+from shard.cache import Cache
+from shard.change import Step
+from shard.device import Standing
+from shard.step import DUMMY_TOKEN, Inputs, place
+
+Call = Callable[[], object]
+Capture = Callable[[Call], Call]  # from what launches a step to what does the same again, with tensors where they were
+FEWEST = 2  # rows: a product may give a row other bits when it is the only one
+FINE, COARSE = 64, 256  # up to so many rows numbers lie 8 apart, then 32, then 64
+
+
+class Frames(Protocol):
+    """Plans of attention whose tensors stay where they are."""
+
+    def plan(self, rows: int) -> Any: ...
+    def write(self, decodes: list[Span]) -> bool: ...
+
+
+@runtime_checkable
+class Framing(Attention, Protocol):
+    """Attention of which steps can be repeated."""
+
+    def frames(self, rows: int, length: int, cache: Cache) -> Frames: ...
+
+
+class Model(Protocol):
+    def hidden(self, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor: ...
+    def logits(self, hidden: Tensor) -> Tensor | None: ...
+
+
+class Made(NamedTuple):
+    """By a step, a row for each that decodes; it holds until the next."""
+
+    hidden: Tensor  # [rows, hidden_size]
+    logits: Tensor  # [rows, vocabulary]
+
+    def first(self, rows: int) -> "Made":
+        return Made(self.hidden[:rows], self.logits[:rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The largest step."""
+
+    rows: int
+    length: int  # of a sequence
+
+
+class Replays:
+    """Of a model with one cache. The largest is captured first: what others work with fits into its memory. What comes
+    out stands in the same place for all."""
+
+    @torch.inference_mode()
+    def __init__(self, model: Model, attention: Framing, cache: Cache, extent: Extent, capture: Capture) -> None:
+        *fewer, most = sizes_up_to(extent.rows)
+        self._model, self._attention, self._cache = model, attention, cache
+        self._frames = attention.frames(most, extent.length, cache)
+        self._columns = Standing([most] * 3, torch.int64, cache.device)
+        self._write([], most)
+        self._made = Made(*map(torch.empty_like, self._launched(self._inputs(most))))
+        self._captured: dict[int, Call] = {}
+        for rows in (most, *reversed(fewer)):
+            self._write([], rows)
+            self._captured[rows] = capture(partial(self._make, self._inputs(rows)))
+
+    @torch.inference_mode()
+    def run(self, step: Step, cache: Cache) -> Made | None:
+        """None where launches depend on the step: with chunks, with adapters, with more rows, or where texts share so
+        much that there are more splits than thought of."""
+        count = len(step.decodes)
+        rows = min((rows for rows in self._captured if rows >= count), default=0)
+        if (not rows or step.chunks or cache is not self._cache or any(sequence.adapter for sequence in step.decodes)
+                or not self._write(self._rows(step), rows)):
+            return None
+        self._captured[rows]()
+        return self._made.first(count)
+
+    def _launched(self, inputs: Inputs) -> Made:
+        hidden = self._model.hidden(inputs, self._cache, self._attention)
+        logits = self._model.logits(hidden)
+        assert logits is not None, "only a model on one rank is captured"
+        return Made(hidden, logits)
+
+    def _make(self, inputs: Inputs) -> None:
+        for kept, new in zip(self._made.first(len(inputs.tokens)), self._launched(inputs), strict=True):
+            kept.copy_(new)
+
+    def _rows(self, step: Step) -> list[tuple[int, Span]]:
+        """Everybody's token and where it stands."""
+        return [(sequence.tokens[-1], span) for sequence, span in zip(step.decodes, place(step), strict=True)]
+
+    def _write(self, taken: list[tuple[int, Span]], rows: int) -> bool:
+        nobodys = [(DUMMY_TOKEN, Span(row, 0, 1, [self._cache.scratch_block])) for row in range(len(taken), rows)]
+        tokens, spans = zip(*taken, *nobodys, strict=True)
+        if not self._frames.write([*spans]):
+            return False
+        slots = chain(*(self._cache.slots(span.blocks, span.start, span.end) for span in spans))
+        self._columns.send([tokens, [span.start for span in spans], [*slots]])
+        return True
+
+    def _inputs(self, rows: int) -> Inputs:
+        tokens, positions, slots = (column[:rows] for column in self._columns.lists)
+        return Inputs(tokens, positions, slots, torch.arange(rows, device=tokens.device), self._frames.plan(rows))
+
+
+def sizes_up_to(rows: int) -> Iterator[int]:
+    """Numbers of rows that are captured, so that few rows are nobody's."""
+    size = FEWEST
+    while size < rows:
+        yield size
+        size += size if size < 8 else 8 if size < FINE else 32 if size < COARSE else 64
+    yield size
+
+
+def cuda_capture(device: torch.device) -> Capture:
+    """As CUDA graphs, which share their memory. All are captured on one stream: libraries keep memory for each."""
+    pool, aside = cuda.graph_pool_handle(), cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types there
+
+    def capture(make: Call) -> Call:
+        here = cuda.current_stream(device)
+        aside.wait_stream(here)
+        with cuda.stream(aside):
+            make()  # compiles kernels, and sets up what libraries keep
+        here.wait_stream(aside)
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
+            make()
+        return graph.replay
+
+    return capture

@@ -1,0 +1,53 @@
+"""CUDA graphs of decode steps say what steps say that are launched piece by piece. Without a GPU a function is called
+again instead, and Triton's interpreter runs the kernels."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import tiny_checkpoint
+from replaying import Bench, called_again
+
+from shard.change import Step
+from shard.replay import cuda_capture
+
+pytestmark = pytest.mark.gpu
+triton = pytest.importorskip("triton")
+
+LENGTHS = [[1], [300], [17, 257], [16, 90, 255, 1], [40, 40, 2, 31, 5]]
+
+
+@pytest.mark.parametrize(("family", "more"), [
+    ("llama", {}), ("qwen3", {}), ("gemma3", {}), ("gpt2", {}), ("olmo2", {}), ("cohere", {}),
+    ("llama", {"quantize": "int8"}), ("llama", {"adaptable": True})], ids=str)
+def test_a_replayed_step_says_what_a_launched_one_says(
+        family: str, more: dict[str, Any], tmp_path: Path, device: str) -> None:
+    where = torch.device(device)
+    capture = cuda_capture(where) if device == "cuda" else called_again
+    bench = Bench(tiny_checkpoint(tmp_path, family), capture, where, rows=5, **more)
+    for lengths in LENGTHS:
+        sequences = bench.filled(lengths, len(lengths))
+        for _ in range(2):
+            ours, theirs = (bench.run(Step(decodes=sequences), replayed=replayed) for replayed in (True, False))
+            for sequence in sequences:
+                said, expected = ours.said[sequence.id], theirs.said[sequence.id]
+                assert said.tokens == expected.tokens
+                assert said.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
+                sequence.tokens += expected.tokens
+            sequences = sequences[1:] or sequences
+
+
+def test_nothing_is_compiled_once_all_was_seen(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for prompts of other lengths nor for steps of other rows."""
+    if device == "cpu":
+        pytest.skip("the interpreter compiles nothing")
+    where, compiled = torch.device(device), list[object]()
+    bench = Bench(tiny_checkpoint(tmp_path, "llama"), cuda_capture(where), where, rows=5)
+    bench.filled([40], 0)
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **told: compiled.append(told["repr"]))
+    for lengths in LENGTHS:
+        sequences = bench.filled(lengths, 1)
+        for replayed in (True, False):
+            bench.run(Step(decodes=sequences), replayed=replayed)
+    assert not compiled
