@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -99,13 +100,15 @@ def wait_for_port(server: "subprocess.Popen[bytes]", peaks: dict[int, float]) ->
 
 
 def look(launcher: int, peaks: dict[int, float]) -> None:
-    """The shards among the launcher's children, and the most that each was seen with."""
-    for children in Path(f"/proc/{launcher}/task").glob("*/children"):
-        for child in children.read_text().split():
-            if SHARD in Path(f"/proc/{child}/cmdline").read_bytes():
-                found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{child}/status").read_text())
-                if found:
-                    peaks[int(child)] = max(peaks.get(int(child), 0.0), int(found[1]) * 1024 / 1e9)
+    """The shards among the launcher's children, and the most that each was seen with. A thread or a child that ends
+    meanwhile is seen the next time, or has been."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for children in Path(f"/proc/{launcher}/task").glob("*/children"):
+            for child in children.read_text().split():
+                if SHARD in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{child}/status").read_text())
+                    if found:
+                        peaks[int(child)] = max(peaks.get(int(child), 0.0), int(found[1]) * 1024 / 1e9)
 
 
 def allowed(shape: dict[str, Any], itemsize: int, num_shard: int) -> float | None:

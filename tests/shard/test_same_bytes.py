@@ -27,7 +27,10 @@ LOOMS = {
 STORED = {"bfloat16": "bfloat16", "the best type for bfloat16": "bfloat16"}
 
 
-@pytest.fixture(scope="module", params=LOOMS)
+PARAMS = [pytest.param(name, marks=[pytest.mark.long] if name == "two ranks" else []) for name in LOOMS]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def loom(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loom]:
     model = tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen2", dtype=STORED.get(request.param, "float32"))
     with Loom(model, **LOOMS[request.param]) as loom:

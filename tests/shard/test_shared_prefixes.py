@@ -20,10 +20,10 @@ from router.request import Request, SamplingParams, Tenant
 BLOCK = 16
 # Three long sequences do not fit the small ones: blocks are evicted, and sequences yield.
 SMALL = {"num_places": BLOCK * 10, "max_total_tokens": 150}
-QUICK: dict[str, dict[str, Any]] = {
-    "float32": {}, "float32, a small cache": SMALL, "bfloat16, a small cache": {"dtype": "bfloat16"} | SMALL}
+QUICK: dict[str, dict[str, Any]] = {"float32": {}, "bfloat16, a small cache": {"dtype": "bfloat16"} | SMALL}
 RANKS: dict[str, dict[str, Any]] = {"two ranks, a small cache": {"ranks": 2} | SMALL}
-LOOMS: dict[str, dict[str, Any]] = QUICK | RANKS | {"bfloat16, two ranks": {"dtype": "bfloat16", "ranks": 2}}
+LOOMS: dict[str, dict[str, Any]] = QUICK | RANKS | {
+    "float32, a small cache": SMALL, "bfloat16, two ranks": {"dtype": "bfloat16", "ranks": 2}}
 WHOLE = 1000
 MOST = 100  # tokens of a prompt
 

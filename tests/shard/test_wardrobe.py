@@ -186,7 +186,8 @@ def test_who_yields_goes_on_by_its_adapter(llama: Path, eight: list[Path]) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [
-    {"dtype": "bfloat16"}, {"dtype": "bfloat16", "ranks": 2}, {"quantize": "int8"},
+    {"dtype": "bfloat16"}, pytest.param({"dtype": "bfloat16", "ranks": 2}, marks=pytest.mark.long),
+    {"quantize": "int8"},
 ], ids=["bfloat16", "bfloat16 on two ranks", "int8"])
 def test_company_changes_no_bit(llama: Path, eight: list[Path], settings: dict[str, Any]) -> None:
     with Loom(llama, adaptable=True, **settings) as loom:
