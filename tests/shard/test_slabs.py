@@ -63,7 +63,7 @@ def world(request: pytest.FixtureRequest) -> World:
 
 
 @given(runs=RUNS, seed=st.integers(0, 99))
-@settings(max_examples=15)
+@settings(max_examples=6)
 def test_kernels_add_what_torch_adds(world: World, runs: list[Run], seed: int) -> None:
     torch.manual_seed(seed)
     x, y = world.rows(runs)
@@ -75,7 +75,7 @@ def test_kernels_add_what_torch_adds(world: World, runs: list[Run], seed: int) -
 
 
 @given(runs=RUNS, seed=st.integers(0, 99))
-@settings(max_examples=10)
+@settings(max_examples=4)
 def test_company_changes_no_bit(world: World, runs: list[Run], seed: int) -> None:
     torch.manual_seed(seed)
     x, y = world.rows(runs)
