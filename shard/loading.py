@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from shard.adapters.wardrobe import Wardrobe
-from shard.attention.backends import Attention, choose_attention, make_attention
+from shard.attention.backends import Attention, Framing, choose_attention, make_attention
 from shard.attention.variant import Variant
 from shard.cache import Cache, PassingCache
 from shard.checkpoint import read_config
@@ -43,7 +43,7 @@ from shard.models.table import load_model
 from shard.pooling import read_pooling
 from shard.precision import Memory, choose_dtype, find_quickest, name, packed_product, settled
 from shard.progress import CHECK, LOAD, OnProgress, untold
-from shard.replay import Extent, Framing, Replays, cuda_capture
+from shard.replay import Extent, Replays, cuda_capture
 from shard.runner import Runner
 from shard.sampling import Sampler
 from shard.system import count_cores

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, cuda
 
-from shard.attention.backends import Attention
+from shard.attention.backends import Attention, Framing
 from shard.attention.span import Span
 from shard.cache import Cache
 from shard.change import Step
@@ -25,20 +25,6 @@ Call = Callable[[], object]
 Capture = Callable[[Call], Call]  # from what launches a step to what does the same again, with tensors where they were
 FEWEST = 2  # rows: a product may give a row other bits when it is the only one
 FINE, COARSE = 64, 256  # up to so many rows numbers lie 8 apart, then 32, then 64
-
-
-class Frames(Protocol):
-    """Plans of attention whose tensors stay where they are."""
-
-    def plan(self, rows: int) -> Any: ...
-    def write(self, decodes: list[Span]) -> bool: ...
-
-
-@runtime_checkable
-class Framing(Attention, Protocol):
-    """Attention of which steps can be repeated."""
-
-    def frames(self, rows: int, length: int, cache: Cache) -> Frames: ...
 
 
 class Model(Protocol):

@@ -62,12 +62,13 @@ class ModelWorker(LoadedWorker[Loaded]):
         return answer
 
     def _run_largest(self, request: pb.WarmupRequest) -> None:
-        """What it works with stays with the process, and is not available to the cache."""
+        """What it and captured steps work with, side by side, stays with the process, and is not available to the
+        cache."""
         sizes = Sizes.of(request, self._longest(request))
         cache = self._loaded.cache(request.block_size, REHEARSED_BLOCKS)
-        beside = self._loaded.replays(cache, Extent(sizes.rows, sizes.length))
+        captured = self._loaded.replays(cache, Extent(sizes.rows, sizes.length))
         self._rehearsal(cache, sizes).run_largest()
-        del beside
+        del captured  # only now
 
     def _fitting_blocks(self, request: pb.WarmupRequest) -> tuple[int, str]:
         """As many as fit on every rank, and as all sequences together can hold: more would only be lists to keep. And

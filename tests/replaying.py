@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from shard.adapters.wardrobe import Wardrobe
@@ -54,6 +55,18 @@ class Bench:
     def run(self, step: Step, *, replayed: bool) -> Outcome:
         self.runner.replay(self.replays if replayed else None)
         return self.runner.run(step, self.cache)
+
+    def says_the_same(self, sequences: list[Sequence], close: float) -> None:
+        """Whether steps are replayed or launched. The second has other rows, and finds what the first one left."""
+        for _ in range(2):
+            ours, theirs = (self.run(Step(decodes=sequences), replayed=replayed) for replayed in (True, False))
+            assert not ours.failures
+            for sequence in sequences:
+                said, expected = ours.said[sequence.id], theirs.said[sequence.id]
+                assert said.tokens == expected.tokens
+                assert said.logprobs == pytest.approx(expected.logprobs, abs=close)
+                sequence.tokens += expected.tokens
+            sequences = sequences[1:] or sequences
 
     def filled(self, lengths: list[int], seed: int) -> list[Sequence]:
         """All but the last token of each stands in the cache; each has a place for one more. By the reference, since

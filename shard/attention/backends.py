@@ -1,7 +1,7 @@
 """What a backend of attention is, and which there are."""
 
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -21,6 +21,24 @@ class Attention(Protocol):
     def run(self, queries: Tensor, cache: Cache, layer: int, plan: Any) -> Tensor:
         """From `queries`, [tokens, heads, head_dim], to [tokens, heads * head_dim], which holds until the next run.
         The step's own keys and values are in the cache already."""
+
+
+class Frames(Protocol):
+    """Plans for tokens that decode, whose tensors stay where they are; one is used at a time."""
+
+    def plan(self, rows: int) -> Any:
+        """For so many tokens, the first ones on the token axis."""
+
+    def write(self, decodes: list[Span]) -> bool:
+        """What the next step is to read, as many as its plan is for; not if there is no room."""
+
+
+@runtime_checkable
+class Framing(Attention, Protocol):
+    """Attention of which steps can be captured and repeated with other numbers."""
+
+    def frames(self, rows: int, length: int, cache: Cache) -> Frames:
+        """For up to so many tokens that decode, in sequences that are as long at most."""
 
 
 BACKENDS = {  # module and class; one is imported when it is chosen, since triton is not everywhere
