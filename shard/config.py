@@ -91,6 +91,9 @@ class ShardConfig:
         choices=ATTENTIONS)
     cuda_graphs: bool = setting(
         True, "Whether steps in which nobody starts are replayed as CUDA graphs, where the whole model is on one GPU.")
+    exact: bool = setting(
+        False, "Whether shards start only where an answer has the same bits whatever else is served at the same time. "
+        "On CUDA products are then computed in a way that allows it, and takes longer; on CPU they always are.")
     dist_backend: str = setting(
         "auto", "How shards exchange partial results. auto: nccl if every shard has a GPU of its own, gloo otherwise.",
         choices=DIST_BACKENDS)

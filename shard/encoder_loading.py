@@ -45,9 +45,10 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> LoadedEncoder
     device, group, wardrobe = footing.device, footing.group, footing.wardrobe
     model = read_weights(config, footing, described, load_encoder, on_progress)
     shape = asdict(described) | {"dtype": footing.dtype, "ranks": group.size, "device": kind_of(device),
-                                 "quantize": config.quantize, "adaptable": config.adaptable}
+                                 "quantize": config.quantize, "adaptable": config.adaptable, "exact": config.exact}
     on_progress(CHECK, 0, 0)
     look = partial(verdict, model.cut(1), device)
-    inexact = examine(lambda: look() or wardrobe.verdict(), group, footing.memory, fingerprint(shape))
+    inexact = examine(lambda: look() or wardrobe.verdict(), group, footing.memory, fingerprint(shape),
+                      demanded=config.exact)
     encoding = Encoding(model, pooling, wardrobe.bearers, device)
     return LoadedEncoder(config.model, described, encoding, group, device, footing.dtype, inexact, wardrobe)

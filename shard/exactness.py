@@ -22,6 +22,10 @@ LENGTH = 300  # tokens of the sequence that is looked at: its places are gathere
 CUT = 0.45  # of them are the first chunk
 COMPANIES = (2, 17, 300)
 HEAD_ROWS = 17  # the head is large, and takes part up to this many rows
+# Of a card one looks at all sizes for which it might have another program, and at rows of many prompts.
+ALL_COMPANIES = (2, 3, 4, 7, 8, 16, 24, 31, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 200, 224, 256, 300)
+ALL_HEAD_ROWS = 256
+PROMPTS = 6
 BLOCK_SIZE = 16
 
 Bits = dict[str, Tensor]
@@ -29,8 +33,11 @@ Bits = dict[str, Tensor]
 
 class Gate:
     def __init__(self, model: Model, config: ModelConfig, attention: Attention, cache: Callable[[int], Cache],
-                 device: torch.device) -> None:
+                 device: torch.device, *, thorough: bool = False) -> None:
         """`model` needs few layers; `cache` makes one for it, of so many blocks."""
+        self._companies = ALL_COMPANIES if thorough else COMPANIES
+        self._head_rows = ALL_HEAD_ROWS if thorough else HEAD_ROWS
+        self._prompts = PROMPTS if thorough else 0
         self._model = model
         self._attention = attention
         self._length = min(LENGTH, config.max_positions)
@@ -42,7 +49,7 @@ class Gate:
         self._observed = sequence(0, tokens[:self._length], 0)
         # All the others read and write the same blocks: what they compute is of no interest.
         self._others = [sequence(number, tokens[self._length:], blocks_of(self._length))
-                        for number in range(max(COMPANIES))]
+                        for number in range(max(self._companies))]
 
     @torch.inference_mode()
     def verdict(self) -> str:
@@ -57,11 +64,13 @@ class Gate:
         return ""
 
     def _cases(self) -> list[tuple[str, Callable[[], Bits]]]:
+        among = [("a prompt among others", self._among)] if self._prompts else []
         return [
             ("a prompt in two chunks", self._in_chunks),
             ("a token decoded alone", partial(self._decoded, 1)),
-            *((f"a token in a batch of {size}", partial(self._decoded, size)) for size in COMPANIES),
-            ("a chunk beside decodes", partial(self._beside, COMPANIES[0])),
+            *((f"a token in a batch of {size}", partial(self._decoded, size)) for size in self._companies),
+            ("a chunk beside decodes", partial(self._beside, self._companies[0])),
+            *among,
         ]
 
     def _alone(self) -> Bits:
@@ -80,6 +89,11 @@ class Gate:
         step = Step(decodes=self._others[:size], chunks=[self._second_chunk()])
         return self._last(step, size + self._length - self._cut - 1)
 
+    def _among(self) -> Bits:
+        prompts = [Chunk(other, 0, self._length) for other in self._others[:self._prompts]]
+        step = Step(chunks=[*prompts, Chunk(self._observed, 0, self._length)])
+        return self._last(step, len(step.chunks) * self._length - 1)
+
     def _second_chunk(self) -> Chunk:
         return Chunk(self._observed, self._cut, self._length - self._cut)
 
@@ -90,7 +104,7 @@ class Gate:
     def _last(self, step: Step, row: int) -> Bits:
         """Of the observed sequence's last token, which stands in this row. Only rank 0 has logits."""
         hidden = self._run(step)
-        logits = self._model.logits(hidden[max(0, row + 1 - HEAD_ROWS):row + 1])
+        logits = self._model.logits(hidden[max(0, row + 1 - self._head_rows):row + 1])
         bits = {"hidden states": hidden[row].clone()}
         return bits if logits is None else bits | {"logits": logits[-1].clone()}
 

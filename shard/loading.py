@@ -18,6 +18,7 @@ from shard.attention.variant import Variant
 from shard.cache import Cache, PassingCache
 from shard.checkpoint import read_config
 from shard.config import ShardConfig
+from shard.cublas import add_up_in_one_order
 from shard.device import choose_device, count_sharing, count_threads, kind_of
 from shard.distributed import Group, choose_backend, join
 from shard.embedder import Embedder
@@ -135,11 +136,13 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     attention = make_attention(backend, described.num_heads // group.size, model.num_kv_heads, described.head_dim,
                                Variant(described.scale, described.softcap, described.windows))
     shape = asdict(described) | {"dtype": dtype, "attention": backend, "ranks": group.size, "device": kind_of(device),
-                                 "quantize": config.quantize, "adaptable": config.adaptable}
+                                 "quantize": config.quantize, "adaptable": config.adaptable, "exact": config.exact}
     varied = model.cut(model.num_varied)
-    gate = Gate(varied, described, attention, partial(make_cache, varied, 16, dtype=dtype, device=device), device)
+    gate = Gate(varied, described, attention, partial(make_cache, varied, 16, dtype=dtype, device=device), device,
+                thorough=config.exact and device.type == "cuda")
     on_progress(CHECK, 0, 0)
-    inexact = examine(lambda: gate.verdict() or wardrobe.verdict(), group, footing.memory, fingerprint(shape))
+    inexact = examine(lambda: gate.verdict() or wardrobe.verdict(), group, footing.memory, fingerprint(shape),
+                      demanded=config.exact)
     grammars = read_grammars(Path(config.model), described.vocabulary_size) if group.rank == 0 else None
     sampler = Sampler(described.vocabulary_size, device, grammars)
     runner = Runner(model, attention, sampler, group, wardrobe.bearers, device=device)
@@ -168,6 +171,8 @@ def compute_on(device: torch.device, config: ShardConfig) -> None:
     if device.type == "cpu":
         torch.set_num_threads(count_threads(config.threads, count_cores(), config.world_size))
         return
+    if config.exact:
+        add_up_in_one_order()
     torch.cuda.set_device(device)
     if not has_triton():
         log.warning("the GPU computes in plain torch, and slowly: triton, or gcc or clang, is not there")
@@ -229,9 +234,9 @@ def make_cache(model: LanguageModel, block_size: int, num_blocks: int, dtype: to
                 dtype=dtype, device=device)
 
 
-def examine(verdict: Callable[[], str], group: Group, memory: Memory, key: str) -> str:
+def examine(verdict: Callable[[], str], group: Group, memory: Memory, key: str, *, demanded: bool) -> str:
     """Why this model on this machine is not exact, or nothing; found out once where it can be kept. All ranks take part
-    or none, and what one finds counts for all."""
+    or none, and what one finds counts for all. Raises ValueError if it is not, and that is demanded."""
     known = memory.get(key)
     if group.minimum(int(known is not None)):
         assert known is not None
@@ -241,6 +246,8 @@ def examine(verdict: Callable[[], str], group: Group, memory: Memory, key: str) 
         if not group.minimum(int(not found)):
             found = found or "another shard found a difference"
         memory.put(key, found)
+    if found and demanded:
+        raise ValueError(f"--exact cannot be kept here: {found}")
     if found:
         log.warning("answers may depend on what else is served at the same time: %s", found)
     return found

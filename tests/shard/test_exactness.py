@@ -35,17 +35,17 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return first_layer(tmp_path_factory)
 
 
-def gate(layer: Decoder, attention: Attention | None = None) -> Gate:
+def gate(layer: Decoder, attention: Attention | None = None, *, thorough: bool = False) -> Gate:
     config = layer.config
     attention = attention or make_attention("cpu", config.num_heads, config.num_kv_heads, config.head_dim)
     cache = partial(make_cache, layer, 16, dtype=torch.float32, device=CPU)
-    return Gate(layer, config, attention, cache, CPU)
+    return Gate(layer, config, attention, cache, CPU, thorough=thorough)
 
 
-def spoiled(product: Callable[[Any, Tensor], Tensor], self: Any, x: Tensor) -> Tensor:
-    """As if a library took another way for many rows."""
+def spoiled(product: Callable[[Any, Tensor], Tensor], self: Any, x: Tensor, most: int = 20) -> Tensor:
+    """As if a library took another way for more rows."""
     y = product(self, x)
-    return y if len(x) <= 20 else y.nextafter(torch.tensor(torch.inf))
+    return y if len(x) <= most else y.nextafter(torch.tensor(torch.inf))
 
 
 def test_what_keeps_its_bits_passes(layer: Decoder) -> None:
@@ -62,6 +62,14 @@ def test_a_product_that_depends_on_the_number_of_rows_is_found(layer: Decoder, m
     assert "has other bits in hidden states" in gate(layer).verdict()
 
 
+def test_a_thorough_look_finds_what_depends_on_many_prompts(layer: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gate(layer, thorough=True).verdict() == ""
+    original = PackedLinear.__call__
+    monkeypatch.setattr(PackedLinear, "__call__", lambda self, x: spoiled(original, self, x, 1000))
+    assert gate(layer).verdict() == ""
+    assert gate(layer, thorough=True).verdict().startswith("a prompt among others has other bits in hidden states")
+
+
 def test_attention_that_depends_on_the_cut_of_the_prompt_is_found(layer: Decoder) -> None:
     config = layer.config
     reference = make_attention("reference", config.num_heads, config.num_kv_heads, config.head_dim)
@@ -76,10 +84,18 @@ def test_a_verdict_is_found_out_once(layer: Decoder, tmp_path: Path) -> None:
         return "something differs"
 
     for _ in range(3):
-        assert examine(verdict, Alone(), kept, "key") == "something differs"
+        assert examine(verdict, Alone(), kept, "key", demanded=False) == "something differs"
     assert len(looked) == 1
-    examine(verdict, Alone(), Forgotten(), "key")
+    examine(verdict, Alone(), Forgotten(), "key", demanded=False)
     assert len(looked) == 2
+
+
+def test_who_demands_exactness_and_cannot_have_it_is_told_why(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "machine.json")
+    for _ in range(2):  # found out, and remembered
+        with pytest.raises(ValueError, match="--exact cannot be kept here: something differs"):
+            examine(lambda: "something differs", Alone(), kept, "key", demanded=True)
+    assert examine(lambda: "", Alone(), kept, "another", demanded=True) == ""
 
 
 def test_what_is_no_number_has_the_same_bits_as_itself() -> None:

@@ -1,5 +1,7 @@
 """From settings to a model that runs: what is told on the way, and what is refused before much is done."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from checkpoints import tiny_checkpoint
@@ -34,6 +36,15 @@ def test_weights_that_do_not_fit_are_refused_before_any_is_read(
     with pytest.raises(ValueError, match="there is no room for the weights"):
         loading.load(config, lambda *told: heard.append(told))
     assert heard == []
+
+
+def test_a_model_that_is_not_exact_is_not_loaded_if_it_must_be(
+        config: ShardConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loading.load(replace(config, exact=True)).inexact == ""
+    monkeypatch.setattr(loading.Gate, "verdict", lambda _: "something differs")
+    assert loading.load(config).inexact == "something differs"
+    with pytest.raises(ValueError, match="--exact cannot be kept here: something differs"):
+        loading.load(replace(config, exact=True))
 
 
 def test_the_rank_that_has_least_decides_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
