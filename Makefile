@@ -98,24 +98,29 @@ help:
 run: .venv/ready
 	@exec .venv/bin/weft serve $(if $(PORT),--port $(PORT)) $(ARGS)
 
-# In two halves at once, which take about as long: what the second says comes when the first is over, and then once more
-# what failed in the first, so that what failed is always at the end. With ARGS, such as a file, in one.
+# In three parts at once. What the servers' tests say comes as they say it, the others' when all are over, and then once more
+# what failed among the servers', so that what failed is always at the end. With ARGS, such as a file, in one.
 test: .venv/ready
 ifdef ARGS
 	@$(PYTEST) $(ARGS)
 else
 	@said=$$(mktemp -d)
-	trap 'kill $$half; rm -rf $$said; exit 130' INT TERM
-	# The halves share the cores: threads of torch that wait for one another's core take four times as long.
+	trap 'kill $$parts; rm -rf $$said; exit 130' INT TERM
+	# The parts share the cores: threads of torch that wait for one another's core take four times as long. Servers come
+	# first, since others wait for them, and their tests leave the cores alone for half of the time.
 	export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
-	$(PYTEST) tests/shard tests/e2e --ignore-glob='tests/e2e/test_[a-g]*' > $$said/half 2>&1 & half=$$!
-	{ $(PYTEST) --ignore=tests/shard --ignore-glob='tests/e2e/test_[h-z]*' || touch $$said/failed; } | tee $$said/rest
-	wait $$half || touch $$said/failed
-	cat $$said/half
+	parts=
+	for part in 'shard tests/shard' 'rest --ignore=tests/shard --ignore=tests/e2e'; do
+		set -- $$part; name=$$1; shift
+		nice -n 10 $(PYTEST) "$$@" > $$said/$$name 2>&1 & parts="$$parts $$!"
+	done
+	{ $(PYTEST) tests/e2e || touch $$said/failed; } | tee $$said/e2e
+	for part in $$parts; do wait $$part || touch $$said/failed; done
+	cat $$said/shard $$said/rest
 	shown=; while IFS= read -r line; do
 		case $$line in ==*' ERRORS ='*|==*' FAILURES ='*) shown=yes;; esac
 		test ! "$$shown" || printf '%s\n' "$$line"
-	done < $$said/rest
+	done < $$said/e2e
 	code=0; test ! -e $$said/failed || code=1
 	rm -rf $$said
 	exit $$code

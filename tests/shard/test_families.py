@@ -29,7 +29,11 @@ from tests.shard.histories import histories, relaxed
 DTYPES = [pytest.param(torch.float32, marks=pytest.mark.long), pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
     not can_pack(torch.bfloat16), reason="not packed on this processor"))]
 ELSEWHERE = ("llama", "qwen2", "qwen3")  # whose tests in `test_worker.py` and `test_same_bytes.py` are always run
+SHARED = ("falcon", "gpt2", "qwen3_moe", "gemma3", "phi3")  # which ranks share in ways of their own
 NAMES = [pytest.param(name, marks=pytest.mark.long if name in ELSEWHERE else ()) for name in FAMILIES]
+CASES = [pytest.param(name, ranks, marks=() if often else pytest.mark.long, id=f"{name} on {ranks}")
+         for name in FAMILIES
+         for ranks, often in ((1, name not in ELSEWHERE), (2, name in SHARED))]
 DRAWN = SamplingParams(temperature=1.0, top_k=20, repetition_penalty=1.2, top_n_tokens=2)
 
 
@@ -49,9 +53,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return tiny_checkpoint(tmp_path_factory.getbasetemp(), request.param)
 
 
-@pytest.fixture(params=[1, 2], ids=["one rank", "two ranks"])
-def loom(request: pytest.FixtureRequest, folder: Path) -> Iterator[Loom]:
-    with Loom(folder, request.param) as loom:
+@pytest.fixture
+def loom(folder: Path, ranks: int) -> Iterator[Loom]:
+    with Loom(folder, ranks) as loom:
         assert loom.infos[0].exact
         yield loom
 
@@ -77,6 +81,7 @@ def test_the_gate_finds_every_layer_exact(folder: Path, dtype: torch.dtype) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("folder", "ranks"), CASES, indirect=["folder"])
 def test_company_does_not_matter_and_greedy_text_is_transformers(loom: Loom, folder: Path) -> None:
     """Here the gate looked at a layer of each kind."""
     oracle, history = AutoModelForCausalLM.from_pretrained(folder), SHORT if len(loom.workers) > 1 else HISTORY
@@ -89,6 +94,7 @@ def test_company_does_not_matter_and_greedy_text_is_transformers(loom: Loom, fol
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("ranks", [1, 2], ids=["one rank", "two ranks"])
 @settings(relaxed, max_examples=30)
 @histories
 def test_company_does_not_matter_for_long(loom: Loom, woven: list[Thread], schedule: dict[str, Any],

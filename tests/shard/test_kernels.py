@@ -76,7 +76,7 @@ def adapter_jobs(size: int) -> list[tuple[str, str, dict[str, str], dict[str, An
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.long), 90])
 def test_kernels_compile_for_gpus(capability: int, tmp_path: Path) -> None:
     jobs = [(*job, capability) for job in [*attention_jobs(), *POINTWISE_JOBS, *adapter_jobs(8), *adapter_jobs(256)]]
     surroundings = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}

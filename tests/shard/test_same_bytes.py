@@ -25,9 +25,8 @@ LOOMS = {
     "int8": {"quantize": "int8"},
 }
 STORED = {"bfloat16": "bfloat16", "the best type for bfloat16": "bfloat16"}
-
-
-PARAMS = [pytest.param(name, marks=[pytest.mark.long] if name == "two ranks" else []) for name in LOOMS]
+LONG = ("two ranks", "a small cache")  # which are looked at together
+PARAMS = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in LOOMS]
 
 
 @pytest.fixture(scope="module", params=PARAMS)
