@@ -121,7 +121,7 @@ def test_two_ranks_do_what_its_config_says(llama: Path, name: str) -> None:
     says_what_peft_says(llama, tiny_adapter(llama, **CONFIGS[name]), ranks=2)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["target_modules", "modules_to_save"])
 @pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
 def test_where_the_head_is_the_embedding_each_is_changed_alone(
