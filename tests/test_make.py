@@ -130,10 +130,11 @@ def machine(checkout: Checkout) -> Checkout:
 
 def test_the_gpu_is_checked_with_wheels_that_were_there_before(machine: Checkout) -> None:
     assert machine.make("gpu-check").returncode == 0
-    install, tests, steps = machine.log()
+    install, tests, *steps = machine.log()
     assert install.endswith("--no-index --no-deps --target .gpu-site .gpu-wheels/one.whl")
     assert tests.endswith("-m gpu tests/gpu")
-    assert "-m benchmarks.step --shape llama-3.1-8b --device cuda" in steps
+    assert all("-m benchmarks.step --shape llama-3.1-8b --device cuda" in step for step in steps)
+    assert [step.endswith(" --exact") for step in steps] == [False, True]
 
 
 @pytest.mark.parametrize(("change", "line"), [
