@@ -107,7 +107,7 @@ else
 	@said=$$(mktemp -d)
 	trap 'kill $$parts; rm -rf $$said; exit 130' INT TERM
 	# The parts share the cores: threads of torch that wait for one another's core take four times as long. Servers come
-	# first, since others wait for them, and their tests leave the cores alone for half of the time.
+	# first: their tests give them some seconds, the others take as long as they take.
 	export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 	parts=
 	for part in 'shard tests/shard' 'rest --ignore=tests/shard --ignore=tests/e2e'; do

@@ -150,8 +150,7 @@ def summary(settings: Settings, loaded: Loaded, points: Sequence[Point], date: s
         "shape": settings.shape, "context": settings.context, "dtype": str(loaded.dtype).removeprefix("torch."),
         "device": loaded.device.type, "threads": torch.get_num_threads(), "torch": torch.__version__,
         "capability": torch.backends.cpu.get_cpu_capability(), "exact": not loaded.inexact,
-        "exact_demanded": settings.exact,
-        "date": date, "hardware": hardware(), "repeat": settings.repeat,
+        "exact_demanded": settings.exact, "date": date, "hardware": hardware(), "repeat": settings.repeat,
         "goals": GOALS if settings.shape == "qwen2.5-0.5b" else {}, "points": [
             {name: round(value, 4) for name, value in asdict(one).items() if name != "operations"} for one in points]}
 
@@ -161,17 +160,16 @@ def bench(settings: Settings = Settings()) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = make(settings.shape, Path(settings.folder or temporary) / settings.shape)
         loaded = load(ShardConfig(model=str(folder), dtype=settings.dtype, device=settings.device,
-                                  cuda_graphs=settings.cuda_graphs, exact=settings.exact,
-                                  threads=settings.threads))
+                                  cuda_graphs=settings.cuda_graphs, exact=settings.exact, threads=settings.threads))
         points = [measure(loaded, settings, batch) for batch in settings.batch]
-    date = today()
+    date, title = today(), f"{settings.shape} step{' exact' * settings.exact}"
     text = f"{table(points)}\n{json.dumps(summary(settings, loaded, points, date))}"
     operations = "\n".join(point.operations for point in points)
     if settings.profile:
         print(operations, file=sys.stderr)
-    tell(date, f"{settings.shape} step{' exact' * settings.exact}", text, keep=settings.save)
+    tell(date, title, text, keep=settings.save)
     if settings.save and settings.profile:
-        save(date, f"{settings.shape} step profile", operations)
+        save(date, f"{title} profile", operations)
 
 
 def main() -> None:

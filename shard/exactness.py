@@ -6,6 +6,7 @@ Knows nothing of what follows from the verdict.
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,24 +21,27 @@ from shard.step import build
 
 LENGTH = 300  # tokens of the sequence that is looked at: its places are gathered as 64, 128, 256 and 512
 CUT = 0.45  # of them are the first chunk
-COMPANIES = (2, 17, 300)
-HEAD_ROWS = 17  # the head is large, and takes part up to this many rows
-# Of a card one looks at all sizes for which it might have another program, and at rows of many prompts.
-ALL_COMPANIES = (2, 3, 4, 7, 8, 16, 24, 31, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 200, 224, 256, 300)
-ALL_HEAD_ROWS = 256
-PROMPTS = 6
 BLOCK_SIZE = 16
 
 Bits = dict[str, Tensor]
 
 
+class Look(NamedTuple):
+    companies: tuple[int, ...]  # numbers of rows that decode
+    head_rows: int  # the head is large, and takes part up to this many rows
+    prompts: int  # that run beside one, if any
+
+
+BRIEF = Look((2, 17, 300), 17, 0)
+# All sizes for which a card might have another program, and rows of many prompts.
+THOROUGH = Look((2, 3, 4, 7, 8, 16, 24, 31, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 200, 224, 256, 300), 256, 6)
+
+
 class Gate:
     def __init__(self, model: Model, config: ModelConfig, attention: Attention, cache: Callable[[int], Cache],
-                 device: torch.device, *, thorough: bool = False) -> None:
+                 device: torch.device, *, look: Look = BRIEF) -> None:
         """`model` needs few layers; `cache` makes one for it, of so many blocks."""
-        self._companies = ALL_COMPANIES if thorough else COMPANIES
-        self._head_rows = ALL_HEAD_ROWS if thorough else HEAD_ROWS
-        self._prompts = PROMPTS if thorough else 0
+        self._look = look
         self._model = model
         self._attention = attention
         self._length = min(LENGTH, config.max_positions)
@@ -49,7 +53,7 @@ class Gate:
         self._observed = sequence(0, tokens[:self._length], 0)
         # All the others read and write the same blocks: what they compute is of no interest.
         self._others = [sequence(number, tokens[self._length:], blocks_of(self._length))
-                        for number in range(max(self._companies))]
+                        for number in range(max(look.companies))]
 
     @torch.inference_mode()
     def verdict(self) -> str:
@@ -64,12 +68,12 @@ class Gate:
         return ""
 
     def _cases(self) -> list[tuple[str, Callable[[], Bits]]]:
-        among = [("a prompt among others", self._among)] if self._prompts else []
+        among = [("a prompt among others", self._among)] if self._look.prompts else []
         return [
             ("a prompt in two chunks", self._in_chunks),
             ("a token decoded alone", partial(self._decoded, 1)),
-            *((f"a token in a batch of {size}", partial(self._decoded, size)) for size in self._companies),
-            ("a chunk beside decodes", partial(self._beside, self._companies[0])),
+            *((f"a token in a batch of {size}", partial(self._decoded, size)) for size in self._look.companies),
+            ("a chunk beside decodes", partial(self._beside, self._look.companies[0])),
             *among,
         ]
 
@@ -90,7 +94,7 @@ class Gate:
         return self._last(step, size + self._length - self._cut - 1)
 
     def _among(self) -> Bits:
-        prompts = [Chunk(other, 0, self._length) for other in self._others[:self._prompts]]
+        prompts = [Chunk(other, 0, self._length) for other in self._others[:self._look.prompts]]
         step = Step(chunks=[*prompts, Chunk(self._observed, 0, self._length)])
         return self._last(step, len(step.chunks) * self._length - 1)
 
@@ -104,7 +108,7 @@ class Gate:
     def _last(self, step: Step, row: int) -> Bits:
         """Of the observed sequence's last token, which stands in this row. Only rank 0 has logits."""
         hidden = self._run(step)
-        logits = self._model.logits(hidden[max(0, row + 1 - self._head_rows):row + 1])
+        logits = self._model.logits(hidden[max(0, row + 1 - self._look.head_rows):row + 1])
         bits = {"hidden states": hidden[row].clone()}
         return bits if logits is None else bits | {"logits": logits[-1].clone()}
 

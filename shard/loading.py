@@ -22,7 +22,7 @@ from shard.cublas import add_up_in_one_order
 from shard.device import choose_device, count_sharing, count_threads, kind_of
 from shard.distributed import Group, choose_backend, join
 from shard.embedder import Embedder
-from shard.exactness import Gate
+from shard.exactness import BRIEF, THOROUGH, Gate
 from shard.grammar import Grammars, read_grammars
 from shard.layers.kernels import has_triton
 from shard.layers.linear import can_pack
@@ -139,7 +139,7 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
                                  "quantize": config.quantize, "adaptable": config.adaptable, "exact": config.exact}
     varied = model.cut(model.num_varied)
     gate = Gate(varied, described, attention, partial(make_cache, varied, 16, dtype=dtype, device=device), device,
-                thorough=config.exact and device.type == "cuda")
+                look=THOROUGH if config.exact and device.type == "cuda" else BRIEF)
     on_progress(CHECK, 0, 0)
     inexact = examine(lambda: gate.verdict() or wardrobe.verdict(), group, footing.memory, fingerprint(shape),
                       demanded=config.exact)

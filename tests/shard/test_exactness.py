@@ -13,7 +13,7 @@ from torch import Tensor
 from shard.attention.backends import Attention, make_attention
 from shard.checkpoint import read_config
 from shard.distributed import Alone
-from shard.exactness import Gate, same_bits
+from shard.exactness import BRIEF, THOROUGH, Gate, Look, same_bits
 from shard.layers.linear import PackedLinear
 from shard.loading import examine, make_cache
 from shard.machine import Forgotten, Kept
@@ -35,11 +35,11 @@ def layer(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
     return first_layer(tmp_path_factory)
 
 
-def gate(layer: Decoder, attention: Attention | None = None, *, thorough: bool = False) -> Gate:
+def gate(layer: Decoder, attention: Attention | None = None, look: Look = BRIEF) -> Gate:
     config = layer.config
     attention = attention or make_attention("cpu", config.num_heads, config.num_kv_heads, config.head_dim)
     cache = partial(make_cache, layer, 16, dtype=torch.float32, device=CPU)
-    return Gate(layer, config, attention, cache, CPU, thorough=thorough)
+    return Gate(layer, config, attention, cache, CPU, look=look)
 
 
 def spoiled(product: Callable[[Any, Tensor], Tensor], self: Any, x: Tensor, most: int = 20) -> Tensor:
@@ -63,11 +63,11 @@ def test_a_product_that_depends_on_the_number_of_rows_is_found(layer: Decoder, m
 
 
 def test_a_thorough_look_finds_what_depends_on_many_prompts(layer: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gate(layer, thorough=True).verdict() == ""
+    assert gate(layer, look=THOROUGH).verdict() == ""
     original = PackedLinear.__call__
     monkeypatch.setattr(PackedLinear, "__call__", lambda self, x: spoiled(original, self, x, 1000))
     assert gate(layer).verdict() == ""
-    assert gate(layer, thorough=True).verdict().startswith("a prompt among others has other bits in hidden states")
+    assert gate(layer, look=THOROUGH).verdict().startswith("a prompt among others has other bits in hidden states")
 
 
 def test_attention_that_depends_on_the_cut_of_the_prompt_is_found(layer: Decoder) -> None:
