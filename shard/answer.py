@@ -36,7 +36,7 @@ class Labelled:
 
 def write_rows(answer: pb.StepAnswer, step: Step, said: Mapping[int, Said]) -> None:
     """A row for everybody in the step who did not fail, and the names of those who did."""
-    rows = [sequence for sequence in step.yielding if sequence.failure is None]
+    rows = [sequence for sequence in step.yielding if sequence.id in said]
     words = [said[sequence.id] for sequence in rows]
     counts = [len(word.tokens) for word in words]
     answer.sequences.extend([sequence.id for sequence in rows])
@@ -46,7 +46,8 @@ def write_rows(answer: pb.StepAnswer, step: Step, said: Mapping[int, Said]) -> N
     answer.logprobs.extend(chain.from_iterable([word.logprobs for word in words]))
     if any(word.top_tokens for word in words):
         _write_top_tokens(answer, words)
-    failed = step.failed + [sequence for sequence in step.sequences if sequence.failure is not None]
+    failed = step.failed + [sequence for sequence in step.sequences
+                            if sequence.failure is not None and sequence.id not in said]
     answer.failed.extend([sequence.id for sequence in failed])
     answer.failures.extend([sequence.failure or pb.FAILURE_UNSPECIFIED for sequence in failed])
 

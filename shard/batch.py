@@ -12,7 +12,7 @@ from shard.blocks import Blocks
 from shard.change import Change, Chunk, Members, Step
 from shard.errors import Malformed, Refused
 from shard.pb import shard_pb2 as pb
-from shard.sequence import Limits, Sequence, read_sequences
+from shard.sequence import EXPECTED, Limits, Sequence, read_sequences
 from shard.texts import Text, read_texts
 
 __all__ = ["Chunk", "Ledger", "Malformed", "Refused", "Step"]
@@ -139,19 +139,51 @@ class Ledger:
         """Whoever the step could yield tokens for has some in `yielded`, or is among the failures."""
         for chunk in step.chunks:
             chunk.sequence.failure = failures.get(chunk.sequence.id)
-            self._advance(chunk.sequence, chunk.end)
+            self._advance(chunk.sequence, chunk.end, sound=chunk.sequence.failure is None)
         for sequence in step.yielding:
-            sequence.failure = failures.get(sequence.id)
-            if sequence.failure is None:
+            if sequence.id in failures:
+                sequence.failure = failures[sequence.id]
+            else:
                 tokens = yielded[sequence.id]
                 assert tokens
                 sequence.tokens += tokens
                 self._advance(sequence, len(sequence.tokens) - 1)
 
-    def _advance(self, sequence: Sequence, computed: int) -> None:
+    def expect(self, step: Step) -> list[int]:
+        """A step that only decodes is under way, and messages come before it is known what came of it: whoever takes
+        part goes on. Where everybody's token will stand."""
+        places = [len(sequence.tokens) for sequence in step.decodes]
+        for sequence in step.decodes:
+            sequence.tokens.append(EXPECTED)
+            self._advance(sequence, len(sequence.tokens) - 1)
+        return places
+
+    def fulfil(self, step: Step, places: list[int], tokens: list[int]) -> None:
+        """What was expected came, for everybody."""
+        for sequence, place, token in zip(step.decodes, places, tokens, strict=True):
+            sequence.tokens[place] = token
+
+    def take_back(self, step: Step, places: list[int]) -> None:
+        """As if nothing had been expected of this step, nor of any later one."""
+        for sequence, place in zip(step.decodes, places, strict=True):
+            del sequence.tokens[place:]
+            computed = place - 1
+            self.blocks.unfill(self._filled(sequence, computed, sequence.computed))
+            sequence.computed = computed
+
+    def _advance(self, sequence: Sequence, computed: int, *, sound: bool = True) -> None:
         """What a sequence computed while it failed is never shared."""
-        size = self.blocks.size
-        before, after = sequence.computed // size, computed // size
-        if after > before and sequence.failure is None:
-            self.blocks.fill(sequence.blocks[before:after])
+        if sound:
+            self.blocks.fill(self._filled(sequence, sequence.computed, computed))
         sequence.computed = computed
+
+    def _filled(self, sequence: Sequence, before: int, after: int) -> list[int]:
+        """By what it computes from the one place to the other. Of one that left while its step was under way others may
+        have taken the blocks."""
+        size, blocks = self.blocks.size, self.blocks
+        if before // size == after // size:
+            return []
+        filled = sequence.blocks[before // size:after // size]
+        if self.sequences.get(sequence.id) is sequence:
+            return filled
+        return [block for block in filled if not blocks.num_holders[block]]

@@ -37,6 +37,11 @@ class Blocks:
         for block in blocks:
             self.full[block] = True
 
+    def unfill(self, blocks: Iterable[int]) -> None:
+        """They were not after all."""
+        for block in blocks:
+            self.full[block] = False
+
 
 class Claims:
     """What one message does to the blocks, checked as it is read, before anything changes."""

@@ -1,4 +1,4 @@
-"""The best candidates of every row of logits, on the host, without sorting the vocabulary.
+"""The best candidates of every row of logits, where the logits are, without sorting the vocabulary.
 
 Best means the highest logit, and the lowest id among equal ones. What a row gets depends on that row alone. The largest
 logits stand in those blocks of ids whose own largest are the largest, so after one fast pass over all logits it is
@@ -16,7 +16,7 @@ BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Some rows' candidates, best first, on the CPU.
+    """Some rows' candidates, best first.
 
     Unless they are the whole vocabulary, those that equal the last one are not sure: of the others some may equal it
     too and have lower ids. None is better than it.
@@ -58,8 +58,7 @@ class Finder:
             ids = ids.gather(-1, logits.gather(-1, ids).topk(width, sorted=False).indices)
         else:
             ids = logits.topk(width, sorted=False).indices
-        return best_first(ids.cpu(), logits.gather(-1, ids).cpu(), logprobs.gather(-1, ids).cpu(),
-                          whole=width == self._size)
+        return best_first(ids, logits.gather(-1, ids), logprobs.gather(-1, ids), whole=width == self._size)
 
     def _peaks(self, logits: Tensor) -> Tensor:  # [rows, blocks]
         return logits[:, :self._num_blocks * BLOCK].view(-1, self._num_blocks, BLOCK).amax(-1)
@@ -79,7 +78,7 @@ def best_first(ids: Tensor, logits: Tensor, logprobs: Tensor, whole: bool) -> Ca
 
 
 def all_of(logits: Tensor, logprobs: Tensor) -> Candidates:
-    """Everybody in a single row [vocabulary]."""
+    """Everybody in a single row [vocabulary], on the host."""
     logits, logprobs = logits.cpu(), logprobs.cpu()
     # torch sorts whole numbers of 32 bits digit by digit, ten times as fast as it compares floats.
     order = (~rising(logits)).sort(stable=True).indices

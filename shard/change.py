@@ -51,6 +51,11 @@ class Step:
         """Those whose last token is known after this step: each yields a token or fails."""
         return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.completes]
 
+    def leave_out_failed(self) -> None:
+        """Whoever decodes and failed since."""
+        self.failed += [sequence for sequence in self.decodes if sequence.failure is not None]
+        self.decodes = [sequence for sequence in self.decodes if sequence.failure is None]
+
 
 class Change:
     def __init__(self, ledger: "Ledger", batch: int) -> None:

@@ -1,10 +1,12 @@
 """From candidates to the chosen token, its logprob and the best of the others.
 
-Knows nothing of the past of a sequence, of devices, or of where candidates come from.
+What `pick` does never waits for the device that candidates are on, so that it can be captured with a step. Knows
+nothing of the past of a sequence, or of where candidates come from.
 """
 
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,38 +24,63 @@ class Choice:
     top_logprobs: list[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What rows ask for, a column each, where their candidates are."""
+
+    draws: Tensor  # float64, uniform from 0 to below 1; 0 takes the best
+    raw: Tensor  # bool: logprobs among all, not among what filters leave
+    filters: dict[str, Tensor]  # by name; what is not here nobody asks for
+
+
+class Picked(NamedTuple):
+    tokens: Tensor  # [rows]
+    logprobs: Tensor  # [rows]
+    decided: Tensor  # [rows] bool, whether the candidates were enough
+    among: Tensor  # [rows, width], the candidates' logprobs
+
+
 def choices_of(candidates: Candidates, samplings: list[Sampling], draws: Tensor) -> tuple[list[Choice], list[bool]]:
     """A choice for every row, and whether the candidates were enough to make it. Of `draws` [rows], uniform from 0 to
     below 1, greedy rows use none."""
-    survivors = Survivors(candidates)
-    for name, drop in FILTERS.items():
-        column = [getattr(sampling, name) if sampling.temperature else 0 for sampling in samplings]
-        if any(column):
-            drop(survivors, torch.tensor(column))
-    greedy = torch.tensor([sampling.temperature == 0 for sampling in samplings])
-    places = survivors.draw(draws.masked_fill(greedy, 0.0))[:, None]
-    logprobs = reported(candidates, survivors, torch.tensor([sampling.raw_logprobs for sampling in samplings]))
-    choices = list(map(Choice, candidates.ids.gather(-1, places)[:, 0].tolist(),
-                       logprobs.gather(-1, places)[:, 0].tolist()))
-    counts = [sampling.top_n_tokens for sampling in samplings]
+    picked = pick(candidates, asked_by(samplings, draws, candidates.ids.device))
+    choices = list(map(Choice, picked.tokens.tolist(), picked.logprobs.tolist()))
+    decided, counts = picked.decided, [sampling.top_n_tokens for sampling in samplings]
     if any(counts):
-        add_top(choices, candidates, logprobs, counts)
-        survivors.decided &= candidates.has(torch.tensor(counts))
-    return choices, survivors.decided.tolist()
+        most = torch.tensor(counts, device=decided.device)
+        add_top(choices, candidates, picked.among, most)
+        decided = decided & candidates.has(most)
+    return choices, decided.tolist()
+
+
+def asked_by(samplings: list[Sampling], draws: Tensor, device: torch.device) -> Asked:
+    columns = {name: [getattr(sampling, name) if sampling.temperature else 0 for sampling in samplings]
+               for name in FILTERS}
+    greedy = torch.tensor([sampling.temperature == 0 for sampling in samplings])
+    return Asked(draws.masked_fill(greedy, 0.0).to(device),
+                 torch.tensor([sampling.raw_logprobs for sampling in samplings], device=device),
+                 {name: torch.tensor(column, device=device) for name, column in columns.items() if any(column)})
+
+
+def pick(candidates: Candidates, asked: Asked) -> Picked:
+    survivors = Survivors(candidates)
+    for name, column in asked.filters.items():
+        FILTERS[name](survivors, column)
+    places = survivors.draw(asked.draws)[:, None]
+    among = reported(candidates, survivors, asked.raw) if asked.filters else candidates.logprobs
+    return Picked(candidates.ids.gather(-1, places)[:, 0], among.gather(-1, places)[:, 0], survivors.decided, among)
 
 
 def reported(candidates: Candidates, survivors: Survivors, raw: Tensor) -> Tensor:  # [rows, width]
     """Logprobs among the survivors of the filters, or among all where `raw` [rows] ones are wanted."""
     among_survivors = survivors.filtered & ~raw
-    if not among_survivors.any():
-        return candidates.logprobs
     logits = candidates.logits.masked_fill(survivors.chances == 0, -torch.inf)
     return torch.where(among_survivors[:, None], logits.log_softmax(-1), candidates.logprobs)
 
 
-def add_top(choices: list[Choice], candidates: Candidates, logprobs: Tensor, counts: list[int]) -> None:
+def add_top(choices: list[Choice], candidates: Candidates, logprobs: Tensor, most: Tensor) -> None:
     told = logprobs.isfinite()
-    told &= told.cumsum(-1) <= torch.tensor(counts)[:, None]
+    told &= told.cumsum(-1) <= most[:, None]
     ids, values = iter(candidates.ids[told].tolist()), iter(logprobs[told].tolist())
     for choice, count in zip(choices, told.sum(-1).tolist(), strict=True):
         choice.top_tokens, choice.top_logprobs = list(islice(ids, count)), list(islice(values, count))

@@ -4,14 +4,15 @@ computed."""
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, cycle
 
 import torch
-from torch import Tensor
+from torch import Tensor, cuda
 
+UNDER_WAY = 2  # steps at most: the last, and one that began before anybody knew what came of it
 CORES_WITHOUT_ROUTER = 4  # up to so many the shards use all, and the router finds time between
 ALIGNED = 4  # numbers of 32 bits
-CODES = {torch.int32: "i", torch.int64: "q"}  # of arrays
+CODES = {torch.int32: "i", torch.int64: "q", torch.float64: "d"}  # of arrays
 
 
 def choose_device(asked: str, rank: int, num_gpus: int) -> torch.device:
@@ -53,11 +54,12 @@ def one_thread() -> Iterator[None]:
 
 class Standing:
     """Lists of numbers on the device, each in places of its own, which it keeps: what was captured with their addresses
-    reads what was sent last. Whoever sends again has waited for what reads."""
+    reads what was sent last. Whoever sends again has waited for what read all but the last that was sent."""
 
     def __init__(self, capacities: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         firsts = [0, *accumulate(count + -count % ALIGNED for count in capacities)]
-        self._host = torch.empty(firsts[-1], dtype=dtype, pin_memory=device.type == "cuda")
+        self._hosts = cycle([torch.empty(firsts[-1], dtype=dtype, pin_memory=device.type == "cuda")
+                             for _ in range(UNDER_WAY)])  # a copy may still wait for its turn on the device
         self._there = torch.zeros(firsts[-1], dtype=dtype, device=device)
         self._places = [slice(first, first + count) for first, count in zip(firsts, capacities, strict=False)]
 
@@ -69,13 +71,59 @@ class Standing:
     def holds(self, lists: Sequence[Sequence[int]]) -> bool:
         return all(len(some) <= place.stop - place.start for some, place in zip(lists, self._places, strict=True))
 
-    def send(self, lists: Sequence[Sequence[int]]) -> None:
+    def send(self, lists: Sequence[Sequence[float]]) -> None:
+        host = next(self._hosts)
         for some, place in zip(lists, self._places, strict=True):
             if not some:
                 continue
             filled = slice(place.start, place.start + len(some))
-            self._host[filled] = torch.frombuffer(array(CODES[self._host.dtype], some), dtype=self._host.dtype)
-            self._there[filled].copy_(self._host[filled], non_blocking=True)
+            host[filled] = torch.frombuffer(array(CODES[host.dtype], some), dtype=host.dtype)
+            self._there[filled].copy_(host[filled], non_blocking=True)
+
+
+class Arriving:
+    """Numbers that are on their way from the device."""
+
+    def __init__(self, there: Tensor, arrived: cuda.Event | None) -> None:
+        self._there = there
+        self._arrived = arrived
+
+    def wait(self) -> None:
+        """Until they are there. Any thread may."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+
+    def rows(self) -> list[list[float]]:
+        self.wait()
+        found: list[list[float]] = self._there.tolist()
+        return found
+
+
+class Bringing:
+    """Brings numbers from their place on the device while it goes on computing."""
+
+    def __init__(self, source: Tensor) -> None:
+        is_cuda = source.device.type == "cuda"
+        self._source = source
+        self._hosts = cycle([torch.empty_like(source, device="cpu", pin_memory=is_cuda) for _ in range(UNDER_WAY)])
+        self._aside = cuda.Stream(source.device) if is_cuda else None  # type: ignore[no-untyped-call]  # torch has no types there
+
+    def begin(self, rows: int) -> Arriving:
+        """The first ones, as they are when all that was launched before is done."""
+        there = next(self._hosts)[:rows]
+        if self._aside is None:
+            return Arriving(there.copy_(self._source[:rows]), None)
+        self._aside.wait_stream(cuda.current_stream(self._source.device))
+        with cuda.stream(self._aside):
+            there.copy_(self._source[:rows], non_blocking=True)
+            arrived = cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # as above
+            arrived.record(self._aside)
+        return Arriving(there, arrived)
+
+    def await_begun(self) -> None:
+        """What is launched from now on may write to the place: it comes after what is being brought."""
+        if self._aside is not None:
+            cuda.current_stream(self._source.device).wait_stream(self._aside)
 
 
 def sent(lists: list[list[int]], device: torch.device) -> list[Tensor]:

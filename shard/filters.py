@@ -13,6 +13,8 @@ from torch import Tensor
 
 from shard.candidates import Candidates
 
+SEQUENTIAL = ("cpu",)  # devices where torch adds up a row from its begin to its end
+
 
 class Survivors:
     """Candidates that may still be drawn."""
@@ -20,18 +22,18 @@ class Survivors:
     def __init__(self, candidates: Candidates) -> None:
         chances = candidates.logprobs.double().exp()
         num_rows, width = chances.shape
-        self.ranks = torch.arange(width)
+        self.ranks = torch.arange(width, device=chances.device)
         self.chances = chances.where(candidates.sure, 0.0)  # [rows, width]; 0: dropped, or not sure
-        self.total = torch.ones(num_rows, dtype=torch.float64)  # of all survivors, those beyond included
+        self.total = chances.new_ones(num_rows)  # of all survivors, those beyond included
         self.most_beyond = torch.zeros_like(self.total) if candidates.whole else chances[:, -1]
         self.complete = self.most_beyond == 0  # there is none beyond
-        self.decided = torch.ones(num_rows, dtype=torch.bool)
-        self.filtered = torch.zeros(num_rows, dtype=torch.bool)
+        self.decided = torch.ones(num_rows, dtype=torch.bool, device=chances.device)
+        self.filtered = ~self.decided
 
     @property
     def reached(self) -> Tensor:  # [rows, width]
         """Together with all that are better."""
-        return self.chances.cumsum(-1)
+        return running(self.chances)
 
     def keep(self, asked: Tensor, kept: Tensor, ends: Tensor) -> None:
         """In the rows `asked` drop all but `kept` [rows, width]. Where it `ends`, none beyond is kept."""
@@ -63,10 +65,10 @@ def top_p(rows: Survivors, share: Tensor) -> None:
 def typical_p(rows: Survivors, share: Tensor) -> None:
     """The fewest that have the share together, from those on whose information is nearest to the entropy."""
     chances = rows.chances / rows.total[:, None]
-    entropy = torch.special.entr(chances).cumsum(-1)[:, -1:]
+    entropy = running(torch.special.entr(chances))[:, -1:]
     order = (-chances.log() - entropy).abs().sort(dim=-1, stable=True).indices
     ordered = chances.gather(-1, order)
-    before = ordered.cumsum(-1) - ordered
+    before = running(ordered) - ordered
     kept = torch.empty_like(order, dtype=torch.bool).scatter(-1, order, before < share[:, None])
     rows.keep(is_share(share), kept, rows.complete)
 
@@ -75,6 +77,18 @@ def min_p(rows: Survivors, share: Tensor) -> None:
     """Those that have at least so much of the best one's chance."""
     least = share * rows.chances.amax(-1)
     rows.keep(share > 0, rows.chances >= least[:, None], rows.most_beyond < least)
+
+
+def running(values: Tensor) -> Tensor:  # [rows, width]
+    """Sums up to each place. On a GPU torch adds up in an order that the number of rows decides, so there every place
+    takes what stands 1, 2, 4, .. places before it."""
+    if values.device.type in SEQUENTIAL:
+        return values.cumsum(-1)
+    distance = 1
+    while distance < values.shape[-1]:
+        values = torch.cat([values[:, :distance], values[:, distance:] + values[:, :-distance]], -1)
+        distance *= 2
+    return values
 
 
 def is_share(share: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 """The order of messages: what is next in its epoch is queued for the compute thread, what is early is held back.
 
 The one compute thread runs messages one after the other; once it refused or failed one it refuses whatever the epoch
-still brings. Knows nothing of the wire, nor of what a message means to the worker.
+still brings. An answer that comes later is waited for in another thread, and ended in this one, behind the messages
+that came meanwhile or by one of them. Knows nothing of the wire, nor of what a message means to the worker.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -15,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 
 from shard.errors import Exhausted, Malformed, Refused
+from shard.later import Later
 from shard.pb import shard_pb2 as pb
 
 Code = grpc.StatusCode
@@ -32,12 +35,15 @@ class Trouble:
     reason: str
 
 
+STOPS = Trouble(Code.UNAVAILABLE, "the shard stops")
+
+
 @dataclass(slots=True)
 class Arrival(Generic[Answer]):
     """A message that is there: what it calls, and the answer or trouble that it gets. It outlives a caller that hangs
     up, since the other ranks apply it too."""
 
-    call: Callable[[], Answer]
+    call: Callable[[], Answer | Later[Answer]]
     outcome: "asyncio.Future[Answer | Trouble]"
 
 
@@ -46,6 +52,7 @@ class Epoch:
     number: int
     lost: str = ""  # why nothing more is queued; written by the event loop
     failed: str = ""  # why nothing more is applied; written by the compute thread
+    broken: str = ""  # why nothing counts of what is under way; a step that was answered later failed
     next: int = 1  # the lowest order that is not queued yet
     early: dict[int, Arrival[Any]] = field(default_factory=dict)  # held back until their turn
     refused: set[int] = field(default_factory=set)  # orders that came after the end
@@ -61,9 +68,10 @@ class Epoch:
 
 
 class Orders:
-    def __init__(self, compute: ThreadPoolExecutor, gap_timeout: float) -> None:
-        """`compute` has one thread."""
+    def __init__(self, compute: ThreadPoolExecutor, waiting: ThreadPoolExecutor, gap_timeout: float) -> None:
+        """Each has one thread."""
         self._compute = compute
+        self._waiting = waiting
         self._gap_timeout = gap_timeout
         self.epoch = Epoch(0, lost="there was no Reset yet")
 
@@ -81,7 +89,7 @@ class Orders:
     def other_epoch(self, number: int) -> str:
         return f"the message is of epoch {number}, in force is {self.epoch.number}"
 
-    def take(self, request: Ordered, verb: Callable[[Any], Answer]) -> Arrival[Answer]:
+    def take(self, request: Ordered, verb: Callable[[Any], Answer | Later[Answer]]) -> Arrival[Answer]:
         epoch, arrival = self.epoch, arrive(partial(verb, request))
         if request.epoch != epoch.number:
             trouble(arrival, Code.FAILED_PRECONDITION, self.other_epoch(request.epoch))
@@ -104,11 +112,46 @@ class Orders:
         self._watch_gap(epoch)
 
     def _queue(self, epoch: Epoch, arrival: Arrival[Any]) -> None:
-        job = asyncio.get_running_loop().run_in_executor(self._compute, apply, epoch, arrival.call)
+        job = asyncio.get_running_loop().run_in_executor(self._compute, self._apply, epoch, arrival)
         job.add_done_callback(partial(self._applied, epoch, arrival))
 
+    def _apply(self, epoch: Epoch, arrival: Arrival[Answer]) -> Answer | Trouble | Later[Answer]:
+        """In the compute thread, and so in order."""
+        outcome = apply(epoch, arrival.call)
+        if isinstance(outcome, Later):
+            outcome.answer.add_done_callback(partial(self._come, epoch, arrival))
+            self._waiting.submit(self._see_through, epoch, arrival, outcome)
+        return outcome
+
+    def _see_through(self, epoch: Epoch, arrival: Arrival[Any], later: Later[Any]) -> None:
+        """In the waiting thread."""
+        with suppress(Exception):  # whatever it is, it is met again at the end
+            later.wait()
+        stops = partial(self._post, epoch, arrival, STOPS)
+        try:
+            self._compute.submit(later.settle).add_done_callback(lambda job: stops() if job.cancelled() else None)
+        except RuntimeError:  # nothing is computed any more
+            stops()
+
+    def _come(self, epoch: Epoch, arrival: Arrival[Any], answer: "Future[Any]") -> None:
+        """In the compute thread. What came behind it does not matter."""
+        outcome: Any = over(epoch, epoch.broken) or attempt(answer.result)
+        if isinstance(outcome, Trouble):
+            epoch.broken = epoch.broken or outcome.reason
+            epoch.failed = epoch.failed or outcome.reason
+        self._post(epoch, arrival, outcome)
+
+    def _post(self, epoch: Epoch, arrival: Arrival[Any], outcome: object) -> None:
+        arrival.outcome.get_loop().call_soon_threadsafe(self._settle, epoch, arrival, outcome)
+
     def _applied(self, epoch: Epoch, arrival: Arrival[Any], job: "asyncio.Future[Any]") -> None:
-        settle(arrival, job)
+        outcome = told(job)
+        if not isinstance(outcome, Later):
+            self._settle(epoch, arrival, outcome)
+
+    def _settle(self, epoch: Epoch, arrival: Arrival[Any], outcome: object) -> None:
+        if not arrival.outcome.done():  # the shard may stop while a step ends
+            arrival.outcome.set_result(outcome)
         if epoch.failed:
             self._go_on(epoch)
 
@@ -129,17 +172,21 @@ class Orders:
 
     def _refuse_early(self, epoch: Epoch) -> None:
         for arrival in epoch.early.values():
-            trouble(arrival, Code.FAILED_PRECONDITION, f"epoch {epoch.number} is over: {epoch.end}")
+            arrival.outcome.set_result(over(epoch, epoch.end))
         epoch.refused.update(epoch.early)
         epoch.early.clear()
 
 
-def arrive(call: Callable[[], Answer]) -> Arrival[Answer]:
+def arrive(call: Callable[[], Answer | Later[Answer]]) -> Arrival[Answer]:
     return Arrival(call, asyncio.get_running_loop().create_future())
 
 
 def settle(arrival: Arrival[Any], job: "asyncio.Future[Any]") -> None:
-    arrival.outcome.set_result(Trouble(Code.UNAVAILABLE, "the shard stops") if job.cancelled() else job.result())
+    arrival.outcome.set_result(told(job))
+
+
+def told(job: "asyncio.Future[Any]") -> Any:
+    return STOPS if job.cancelled() else job.result()
 
 
 def trouble(arrival: Arrival[Any], code: Any, reason: str) -> None:
@@ -148,12 +195,16 @@ def trouble(arrival: Arrival[Any], code: Any, reason: str) -> None:
 
 def apply(epoch: Epoch, call: Callable[[], Answer]) -> Answer | Trouble:
     """In the compute thread, and so in order."""
-    if epoch.failed:
-        return Trouble(Code.FAILED_PRECONDITION, f"epoch {epoch.number} is over: {epoch.failed}")
+    if (trouble := over(epoch, epoch.failed)) is not None:
+        return trouble
     outcome = attempt(call)
     if isinstance(outcome, Trouble):
         epoch.failed = outcome.reason
     return outcome
+
+
+def over(epoch: Epoch, why: str) -> Trouble | None:
+    return Trouble(Code.FAILED_PRECONDITION, f"epoch {epoch.number} is over: {why}") if why else None
 
 
 def attempt(call: Callable[[], Answer]) -> Answer | Trouble:

@@ -1,12 +1,14 @@
 """Decode steps that are not launched piece by piece: what a step launches is captured once for a number of rows, and
 then repeated with other numbers.
 
-A step takes the smallest capture with enough rows; those beyond are nobody's, and look at the scratch block. Knows
-nothing of devices but how a CUDA graph is made, and nothing of what is said after a step.
+A step takes the smallest capture with enough rows; those beyond are nobody's, and look at the scratch block. Where
+nobody asks for more than `picking.py` does, tokens are chosen by what is captured, too: the next step finds them where
+they are, and can begin before the host knows them. Knows nothing of devices but how a CUDA graph is made, and nothing
+of what is said after a step.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -18,7 +20,9 @@ from shard.attention.backends import Attention, Framing
 from shard.attention.span import Span
 from shard.cache import Cache
 from shard.change import Step
-from shard.device import Standing
+from shard.device import Arriving, Bringing, Standing
+from shard.picking import Found, Picker, is_drawn, is_plain
+from shard.sequence import EXPECTED, Sequence
 from shard.step import DUMMY_TOKEN, Inputs, place
 
 Call = Callable[[], object]
@@ -42,12 +46,38 @@ class Made(NamedTuple):
         return Made(self.hidden[:rows], self.logits[:rows])
 
 
+class Begun:
+    """A step that is under way, and chooses its tokens itself."""
+
+    def __init__(self, sequences: list[Sequence], arriving: Arriving) -> None:
+        self.rows = {sequence.id: row for row, sequence in enumerate(sequences)}
+        self._arriving = arriving
+
+    def wait(self) -> None:
+        """Until it is over. Any thread may."""
+        self._arriving.wait()
+
+    def choices(self) -> list[tuple[int, float]] | None:
+        """Every row's token and its logprob. None if something came out for a row that has to be looked at: then the
+        step is to be run anew."""
+        told = self._arriving.rows()
+        return [(int(token), logprob) for token, logprob, _ in told] if all(fine for *_, fine in told) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """The largest step."""
 
     rows: int
     length: int  # of a sequence
+
+
+class Captured(NamedTuple):
+    """For a number of rows."""
+
+    make: Call
+    best: Call  # with what was made: chooses the best tokens
+    drawn: Call  # or draws them
 
 
 class Replays:
@@ -60,24 +90,57 @@ class Replays:
         self._model, self._attention, self._cache = model, attention, cache
         self._frames = attention.frames(most, extent.length, cache)
         self._columns = Standing([most] * 3, torch.int64, cache.device)
+        self._tokens = torch.zeros(most, dtype=torch.int64, device=cache.device)  # that were chosen last
+        self._told = torch.zeros(most, 3, dtype=torch.float64, device=cache.device)  # token, logprob, is it fine
+        self._bringing = Bringing(self._told)
         self._write([], most)
         self._made = Made(*map(torch.empty_like, self._launched(self._inputs(most))))
-        self._captured: dict[int, Call] = {}
+        self._picker = Picker(most, self._made.logits.shape[-1], cache.device)
+        self._captured: dict[int, Captured] = {}
         for rows in (most, *reversed(fewer)):
             self._write([], rows)
-            self._captured[rows] = capture(partial(self._make, self._inputs(rows)))
+            make = partial(self._make, self._inputs(rows))
+            calls = make, partial(self._pick, self._picker.best, rows), partial(self._pick, self._picker.drawn, rows)
+            self._captured[rows] = Captured(*map(capture, calls))
 
     @torch.inference_mode()
     def run(self, step: Step, cache: Cache) -> Made | None:
         """None where launches depend on the step: with chunks, with adapters, with more rows, or where texts share so
         much that there are more splits than thought of."""
+        captured = self._prepared(step, cache, {})
+        if captured is None:
+            return None
+        captured.make()
+        return self._made.first(len(step.decodes))
+
+    @torch.inference_mode()
+    def begin(self, step: Step, cache: Cache, behind: Begun | None) -> Begun | None:
+        """And choose tokens. The last tokens of those who were in the step `behind` need not be known. None where
+        `run` says so, and where somebody asks for more than `picking.py` does."""
+        sequences = step.decodes
+        if not sequences or not all(map(is_plain, sequences)):
+            return None
+        captured = self._prepared(step, cache, behind.rows if behind else {})
+        if captured is None:
+            return None
+        pick = captured.best
+        if is_drawn(sequences):
+            self._picker.write(sequences, [len(sequence.tokens) for sequence in sequences])
+            pick = captured.drawn
+        self._bringing.await_begun()
+        captured.make()
+        pick()
+        return Begun(sequences, self._bringing.begin(len(sequences)))
+
+    def _prepared(self, step: Step, cache: Cache, before: dict[int, int]) -> Captured | None:
+        """What to repeat, which finds the numbers of this step. `before` has the rows of tokens that were chosen last,
+        by sequence."""
         count = len(step.decodes)
         rows = min((rows for rows in self._captured if rows >= count), default=0)
         if (not rows or step.chunks or cache is not self._cache or any(sequence.adapter for sequence in step.decodes)
-                or not self._write(self._rows(step), rows)):
+                or not self._write(self._rows(step, before), rows)):
             return None
-        self._captured[rows]()
-        return self._made.first(count)
+        return self._captured[rows]
 
     def _launched(self, inputs: Inputs) -> Made:
         hidden = self._model.hidden(inputs, self._cache, self._attention)
@@ -86,12 +149,25 @@ class Replays:
         return Made(hidden, logits)
 
     def _make(self, inputs: Inputs) -> None:
-        for kept, new in zip(self._made.first(len(inputs.tokens)), self._launched(inputs), strict=True):
+        codes = inputs.tokens
+        tokens = torch.where(codes < 0, self._tokens[(-1 - codes).clamp(min=0)], codes)
+        made = self._launched(replace(inputs, tokens=tokens))
+        for kept, new in zip(self._made.first(len(tokens)), made, strict=True):
             kept.copy_(new)
 
-    def _rows(self, step: Step) -> list[tuple[int, Span]]:
-        """Everybody's token and where it stands."""
-        return [(sequence.tokens[-1], span) for sequence, span in zip(step.decodes, place(step), strict=True)]
+    def _pick(self, choose: Callable[[Tensor], Found], rows: int) -> None:
+        made = self._made.first(rows)
+        found = choose(made.logits)
+        self._tokens[:rows].copy_(found.tokens)
+        told = found.tokens, found.logprobs, found.fine & made.hidden.isfinite().all(-1)
+        for column, values in enumerate(told):
+            self._told[:rows, column].copy_(values)
+
+    def _rows(self, step: Step, before: dict[int, int]) -> list[tuple[int, Span]]:
+        """Everybody's token and where it stands; below 0 is the row of the token that was chosen last."""
+        tokens = (sequence.tokens[-1] if sequence.tokens[-1] != EXPECTED else -1 - before[sequence.id]
+                  for sequence in step.decodes)
+        return [*zip(tokens, place(step), strict=True)]
 
     def _write(self, taken: list[tuple[int, Span]], rows: int) -> bool:
         nobodys = [(DUMMY_TOKEN, Span(row, 0, 1, [self._cache.scratch_block])) for row in range(len(taken), rows)]

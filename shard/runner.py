@@ -19,7 +19,7 @@ from shard.cache import Cache
 from shard.change import Chunk, Step
 from shard.distributed import Group
 from shard.pb import shard_pb2 as pb
-from shard.replay import Replays
+from shard.replay import Begun, Replays
 from shard.sampling import Chosen, Sampler
 from shard.sequence import Sequence
 from shard.step import Inputs, build
@@ -73,6 +73,10 @@ class Runner:
         failures = silent | dict.fromkeys(sorted(failed), pb.NON_FINITE)
         prompts = {number: part for number, part in prompts.items() if number not in failures}
         return Outcome({number: word for number, word in said.items() if number not in failures}, prompts, failures)
+
+    def begin(self, step: Step, cache: Cache, behind: Begun | None) -> Begun | None:
+        """And let it choose its tokens itself, behind one that may be under way. None if that cannot be."""
+        return None if self._replays is None else self._replays.begin(step, cache, behind)
 
     def _launched(self, step: Step, cache: Cache) -> tuple[Tensor, Callable[[], Tensor | None]]:
         """Hidden states of all tokens, and logits for who yields."""

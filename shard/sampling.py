@@ -140,10 +140,14 @@ def wants_raw(sequence: Sequence) -> bool:
 
 
 def cool(logits: Tensor, temperatures: list[float]) -> None:
-    """Dividing by 1 keeps the bits of a row."""
-    divisors = [max(temperature, LEAST_TEMPERATURE) if temperature else 1.0 for temperature in temperatures]
-    if any(divisor != 1.0 for divisor in divisors):
+    divisors = list(map(divisor, temperatures))
+    if any(one != 1.0 for one in divisors):
         logits /= torch.tensor(divisors, device=logits.device)[:, None]
+
+
+def divisor(temperature: float) -> float:
+    """Of logits; 1 keeps the bits of a row."""
+    return max(temperature, LEAST_TEMPERATURE) if temperature else 1.0
 
 
 def log_softmax(logits: Tensor, into: Tensor) -> Tensor:

@@ -59,6 +59,7 @@ class Sampling:
 
 
 PLAIN = Sampling()
+EXPECTED = -1  # in the place of a token that is chosen, and not known yet
 SIGNED = {"relative_frequency_penalty", "frequency_penalty", "presence_penalty", "biases"}
 
 
@@ -79,6 +80,7 @@ class Sequence:
     failure: pb.Failure | None = None  # once it failed it yields nothing any more
     memory: Any = field(default=None, compare=False, repr=False)  # what the worker keeps with it
     seen: dict[int, Seen] = field(default_factory=dict, compare=False, repr=False)  # by the index it counts from
+    plain: bool | None = field(default=None, compare=False, repr=False)  # as `picking.py` finds out
 
     @property
     def ready(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
+from shard.later import Later
 from shard.line import Line
 from shard.orders import Answer, Arrival, Code, Orders, Trouble, arrive, attempt, settle, trouble
 from shard.pb import shard_pb2 as pb
@@ -28,7 +29,8 @@ class Context(Protocol):
 
 
 class Worker(Protocol):
-    """What runs the steps. It raises Malformed or Refused before anything changed, anything else when a step failed.
+    """What runs the steps. It raises Malformed or Refused before anything changed, anything else when a step failed. A
+    decode that is under way may be answered later.
 
     `info` is called at any time, `load` and `unload` beside the steps, `close` once, to wake up whatever waits.
     """
@@ -37,7 +39,7 @@ class Worker(Protocol):
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer: ...
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer: ...
     def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer: ...
-    def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer: ...
+    def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer | Later[pb.StepAnswer]: ...
     def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement: ...
     def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement: ...
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer: ...
@@ -71,7 +73,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._run_step = run_step
         self._on_progress = on_progress
         self._compute = compute or ThreadPoolExecutor(1, "compute")
-        self._orders = Orders(self._compute, gap_timeout)
+        self._waiting = ThreadPoolExecutor(1, "waiting")
+        self._orders = Orders(self._compute, self._waiting, gap_timeout)
         self._loading = ThreadPoolExecutor(1, "loading")
         self._calling: set[asyncio.Task[Any]] = set()
         self._lines: set[Line[Taken]] = set()
@@ -87,6 +90,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         """Give up what is queued and wait for the threads."""
         for executor in (self._compute, self._loading):
             executor.shutdown(cancel_futures=True)
+        self._waiting.shutdown()  # each finds that nobody computes any more
 
     async def silence(self) -> None:
         """Every call has its end."""
@@ -169,7 +173,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     # -- messages with an order
 
-    async def _step(self, request: Any, verb: Callable[[Any], Answer], context: Context) -> Answer:
+    async def _step(self, request: Any, verb: Callable[[Any], Answer | Later[Answer]], context: Context) -> Answer:
         done: Answer = await self._answer(self._orders.take(request, partial(self._run_step, verb)), context)
         if late := self._lateness(request.epoch, request.order):
             await asyncio.sleep(late)

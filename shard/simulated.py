@@ -187,7 +187,7 @@ class SimulatedWorker:
         answer = pb.StepAnswer(epoch=request.epoch, order=request.order, forward_seconds=took + extra)
         failures = self._failures(sequences, faults)
         prompts = self._prompt_logprobs([chunk for chunk in step.chunks if chunk.sequence.id not in failures])
-        said = {sequence.id: self._speak(sequence) for sequence in step.yielding}
+        said = {sequence.id: self._speak(sequence) for sequence in step.yielding if sequence.id not in failures}
         self.ledger.finish(step, {i: word.tokens for i, word in said.items()}, failures)
         self._use_cache(sequences)
         if self._rank == 0:

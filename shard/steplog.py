@@ -7,6 +7,8 @@ from struct import pack
 from time import monotonic
 from typing import Any, BinaryIO, TypeVar
 
+from shard.later import Later
+
 Answer = TypeVar("Answer")
 RunStep = Callable[[Callable[[Any], Any], Any], Any]  # calls a verb with a request
 
@@ -17,11 +19,19 @@ def untimed(verb: Callable[[Any], Answer], request: Any) -> Answer:
 
 def timed(file: BinaryIO, verb: Callable[[Any], Answer], request: Any) -> Answer:
     """Adds begin and end to the file: two doubles, seconds of the system's monotonic clock."""
-    begin = monotonic()
-    try:
-        return verb(request)
-    finally:
+    begin, answer = monotonic(), None
+
+    def ended(_: object = None) -> None:
         file.write(pack("dd", begin, monotonic()))
+
+    try:
+        answer = verb(request)
+        return answer
+    finally:
+        if isinstance(answer, Later):
+            answer.answer.add_done_callback(ended)
+        else:
+            ended()
 
 
 @contextmanager

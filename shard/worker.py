@@ -5,24 +5,28 @@ Knows nothing of the wire, nor of how a step is computed (`runner.py`). All call
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 
-from shard.answer import write_prompts, write_rows, write_vectors
+from shard.ahead import Ahead
+from shard.answer import PromptPart, Said, write_prompts, write_rows, write_vectors
 from shard.batch import Refused, Step, asked_blocks
 from shard.cache import NUM_SPARE, Cache
 from shard.config import ShardConfig
+from shard.later import Later
 from shard.loaded_worker import LoadedWorker
 from shard.loading import Loaded, load
 from shard.memory import check_fitting, explain, num_fitting, reason
 from shard.pb import shard_pb2 as pb
 from shard.progress import OnProgress, untold
 from shard.replay import Extent
+from shard.runner import Outcome
 from shard.sequence import Limits
 from shard.together import leave
 from shard.warmup import PATIENCE, Rehearsal, Sizes, note
 
+NOTHING: Mapping[int, PromptPart] = {}
 REHEARSED_BLOCKS = 64  # for a step that is only run to see what it takes beside the cache
 
 log = logging.getLogger(__name__)
@@ -37,6 +41,7 @@ class ModelWorker(LoadedWorker[Loaded]):
                         wanted=frozenset({pb.VECTORS}))
         super().__init__(loaded, limits, exit)
         self._cache = loaded.cache(16, 0)
+        self._ahead = Ahead(self.ledger, loaded.runner, self._compute)
 
     def info(self) -> pb.InfoAnswer:
         answer = super().info()
@@ -102,18 +107,37 @@ class ModelWorker(LoadedWorker[Loaded]):
         return Rehearsal(loaded.runner, cache, sizes, loaded.group, PATIENCE[loaded.device.type])
 
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
+        self._ahead.give_up()
         for sequence in self.ledger.sequences.values():
             # A step that was broken off may have left anything in their blocks.
             self._cache.zero(sequence.blocks[sequence.num_cached // self.ledger.blocks.size:])
         return super().reset(request)
 
     def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer:
+        self._ahead.finish()
         return self._run(request, self.ledger.prefill(request))
 
-    def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer:
-        return self._run(request, self.ledger.decode(request))
+    def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer | Later[pb.StepAnswer]:
+        """Where the device chooses the tokens, the answer comes later, and the next step may begin before it."""
+        self._ahead.make_room()
+        step = self.ledger.decode(request)
+        later = self._together(partial(self._ahead.begin, step, self._cache, partial(self._tell, request)))
+        if later is not None:
+            return later
+        self._ahead.finish()
+        step.leave_out_failed()
+        return self._run(request, step)
+
+    def filter(self, request: pb.FilterRequest) -> pb.Acknowledgement:
+        self._ahead.finish()
+        return super().filter(request)
+
+    def concat(self, request: pb.ConcatRequest) -> pb.Acknowledgement:
+        self._ahead.finish()
+        return super().concat(request)
 
     def embed(self, request: pb.EmbedRequest) -> pb.EmbedAnswer:
+        self._ahead.finish()
         texts, began = self.ledger.embed(request), perf_counter()
         answer = pb.EmbedAnswer(epoch=request.epoch, order=request.order)
         vectors = self._together(partial(self._loaded.embedder.vectors, texts))
@@ -141,16 +165,20 @@ class ModelWorker(LoadedWorker[Loaded]):
         return answer
 
     def _run(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step) -> pb.StepAnswer:
-        answer, began = pb.StepAnswer(epoch=request.epoch, order=request.order), perf_counter()
+        began, said, prompts = perf_counter(), dict[int, Said](), dict[int, PromptPart]()
         if step.sequences:
-            outcome = self._together(partial(self._loaded.runner.run, step, self._cache))
-            said = outcome.said
+            outcome = self._compute(step)
+            said, prompts = outcome.said, outcome.prompts
             self.ledger.finish(step, {i: word.tokens for i, word in said.items()}, outcome.failures)
-            if self._loaded.group.rank == 0:
-                write_prompts(answer, outcome.prompts)
-        else:
-            said = {}
+        return self._tell(request, step, said, perf_counter() - began, prompts)
+
+    def _compute(self, step: Step) -> Outcome:
+        return self._together(partial(self._loaded.runner.run, step, self._cache))
+
+    def _tell(self, request: pb.PrefillRequest | pb.DecodeRequest, step: Step, said: Mapping[int, Said], seconds: float,
+              prompts: Mapping[int, PromptPart] = NOTHING) -> pb.StepAnswer:
+        answer = pb.StepAnswer(epoch=request.epoch, order=request.order, forward_seconds=seconds)
         if self._loaded.group.rank == 0:
+            write_prompts(answer, prompts)
             write_rows(answer, step, said)
-        answer.forward_seconds = perf_counter() - began
         return answer

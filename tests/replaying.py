@@ -1,23 +1,28 @@
 """A model whose steps can be launched piece by piece, or replayed, and sequences in its cache."""
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from shard.adapters.wardrobe import Wardrobe
-from shard.attention.backends import make_attention
+from shard.attention.backends import Attention, make_attention
+from shard.attention.span import Span
 from shard.attention.variant import Variant
 from shard.cache import Cache
 from shard.change import Chunk, Step
 from shard.checkpoint import read_config
+from shard.device import UNDER_WAY
 from shard.distributed import Alone
+from shard.loading import Loaded
 from shard.models.table import load_model
-from shard.replay import Call, Capture, Extent, Replays
+from shard.replay import Begun, Call, Capture, Extent, Replays
 from shard.runner import Outcome, Runner
 from shard.sampling import Sampler
-from shard.sequence import Sampling, Sequence
+from shard.sequence import EXPECTED, Sampling, Sequence
 from shard.weights import Weights
 
 CPU = torch.device("cpu")
@@ -29,6 +34,40 @@ def called_again(make: Call) -> Call:
     graph wants it."""
     make()
     return make
+
+
+class Framed:
+    """Any attention, for captures that are called again: a plan may come to be behind their back."""
+
+    def __init__(self, attention: Attention) -> None:
+        self.plan = attention.plan
+        self._attention = attention
+
+    def run(self, queries: Tensor, cache: Cache, layer: int, plan: Any) -> Tensor:
+        return self._attention.run(queries, cache, layer, plan.now if isinstance(plan, Frame) else plan)
+
+    def frames(self, rows: int, length: int, cache: Cache) -> "Frame":
+        return Frame(self, cache)
+
+
+class Frame:
+    def __init__(self, attention: Framed, cache: Cache) -> None:
+        self._attention, self._cache = attention, cache
+        self.now: Any = None
+
+    def plan(self, rows: int) -> "Frame":
+        return self
+
+    def write(self, decodes: list[Span]) -> bool:
+        self.now = self._attention.plan(decodes, [], len(decodes), self._cache)
+        return True
+
+
+def replay_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of workers that are made from now on."""
+    def replays(self: Loaded, cache: Cache, extent: Extent) -> Replays:
+        return Replays(self.model, Framed(self.attention), cache, extent, called_again)
+    monkeypatch.setattr(Loaded, "replays", replays)
 
 
 class Bench:
@@ -68,14 +107,45 @@ class Bench:
                 sequence.tokens += expected.tokens
             sequences = sequences[1:] or sequences
 
-    def filled(self, lengths: list[int], seed: int) -> list[Sequence]:
-        """All but the last token of each stands in the cache; each has a place for one more. By the reference, since
+    def begins_the_same(self, sequences: list[Sequence], num_steps: int) -> None:
+        """Whether each step is waited for, or begins before the last is over. Nobody is to be looked at."""
+        step, given = Step(decodes=sequences), [list(sequence.tokens) for sequence in sequences]
+        expected = []
+        for _ in range(num_steps):
+            said = self.run(step, replayed=True).said
+            expected.append([(said[sequence.id].tokens[0], said[sequence.id].logprobs[0]) for sequence in sequences])
+            for sequence in sequences:
+                sequence.tokens += said[sequence.id].tokens
+        for sequence, tokens in zip(sequences, given, strict=True):
+            sequence.tokens = tokens
+        heard, begun = [], deque[Begun]()
+        for _ in range(num_steps):
+            behind = self.runner.begin(step, self.cache, begun[-1] if begun else None)
+            assert behind is not None
+            begun.append(behind)
+            for sequence in sequences:
+                sequence.tokens.append(EXPECTED)
+            if len(begun) == UNDER_WAY:
+                heard.append(self._come(sequences, begun.popleft(), -2))
+        heard.append(self._come(sequences, begun.popleft(), -1))
+        assert heard == expected
+
+    def _come(self, sequences: list[Sequence], begun: Begun, place: int) -> list[tuple[int, float]]:
+        choices = begun.choices()
+        assert choices is not None
+        for sequence, (token, _) in zip(sequences, choices, strict=True):
+            assert sequence.tokens[place] == EXPECTED
+            sequence.tokens[place] = token
+        return choices
+
+    def filled(self, lengths: list[int], seed: int, room: int = 1) -> list[Sequence]:
+        """All but the last token of each stands in the cache; each has places for so many more. By the reference, since
         an interpreter takes its time."""
         generator, free = torch.Generator().manual_seed(seed), list(range(BLOCKS))
         found = []
         for number, length in enumerate(lengths):
             tokens = torch.randint(2, 480, (length,), generator=generator).tolist()
-            blocks = [free.pop() for _ in range(-(-(length + 1) // self.cache.block_size))]
+            blocks = [free.pop() for _ in range(-(-(length + room) // self.cache.block_size))]
             found.append(Sequence(
                 id=number, tokens=tokens, num_prompt_tokens=length, num_given=length, computed=0, num_cached=0,
                 blocks=blocks, key=number, sampling=Sampling(), prompt_logprobs=False, adapter=0, grammar=0))

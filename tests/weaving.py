@@ -26,6 +26,7 @@ from router.request import Request
 from router.scheduler import Scheduler
 from router.trials import Loss
 from shard.config import ShardConfig
+from shard.later import Later
 from shard.pb import shard_pb2 as pb
 from shard.worker import ModelWorker
 
@@ -99,7 +100,11 @@ class Loom:
     def say(self, message: Any, order: int) -> Any:
         """Rank 0's answer to one message of the contract."""
         message.epoch, message.order = self._epoch, order
-        return self.everywhere(METHODS[type(message)], message)[0]
+        return self.ended(self.everywhere(METHODS[type(message)], message)[0])
+
+    def ended(self, answer: Any) -> Any:
+        """What comes of a step that may be under way."""
+        return self._threads[0].submit(answer.finish).result() if isinstance(answer, Later) else answer
 
     def load_adapter(self, number: int, folder: Path) -> None:
         self.everywhere("load", pb.LoadRequest(epoch=self._epoch, kind=pb.KIND_ADAPTER, id=number, source=str(folder)))
@@ -201,7 +206,8 @@ class Weave:
             for chunk in prefill.chunks:
                 self._of(chunk.sequence).computed += chunk.length
 
-    def _take(self, plan: Plan, message: Any) -> None:
+    def _take(self, plan: Plan, told: Any) -> None:
+        message = self._loom.ended(told)
         if not isinstance(message, pb.StepAnswer):
             self._core.complete(plan.order, Answer(plan.epoch, 0.0, {}, {}), {}, 0.0)
             return

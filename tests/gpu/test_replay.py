@@ -11,6 +11,7 @@ from replaying import Bench, called_again
 
 from shard.change import Step
 from shard.replay import cuda_capture
+from shard.sequence import Sampling
 
 pytestmark = pytest.mark.gpu
 triton = pytest.importorskip("triton")
@@ -30,6 +31,22 @@ def test_a_replayed_step_says_what_a_launched_one_says(
         bench.says_the_same(bench.filled(lengths, len(lengths)), 1e-3)
 
 
+@pytest.mark.parametrize("sampling", [
+    Sampling(), Sampling(temperature=0.8), Sampling(temperature=1.0, top_k=9, top_p=0.9, typical_p=0.9, min_p=0.01),
+    Sampling(temperature=1.0, top_p=0.9, raw_logprobs=True)], ids=["greedy", "drawn", "filtered", "raw"])
+def test_a_step_that_begins_before_the_last_is_over_says_what_one_says_that_waited(
+        sampling: Sampling, tmp_path: Path, device: str) -> None:
+    """Nobody has to be looked at: of so small a vocabulary few candidates decide."""
+    where = torch.device(device)
+    capture = cuda_capture(where) if device == "cuda" else called_again
+    bench = Bench(tiny_checkpoint(tmp_path, "llama"), capture, where, rows=5)
+    for lengths in LENGTHS:
+        sequences = bench.filled(lengths, len(lengths), room=8)
+        for sequence in sequences[::2]:
+            sequence.sampling = sampling
+        bench.begins_the_same(sequences, 5)
+
+
 def test_nothing_is_compiled_once_all_was_seen(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither for prompts of other lengths nor for steps of other rows."""
     if device == "cpu":
@@ -42,4 +59,5 @@ def test_nothing_is_compiled_once_all_was_seen(tmp_path: Path, device: str, monk
         sequences = bench.filled(lengths, 1)
         for replayed in (True, False):
             bench.run(Step(decodes=sequences), replayed=replayed)
+        assert bench.replays.begin(Step(decodes=sequences), bench.cache, None) is not None
     assert not compiled

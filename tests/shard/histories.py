@@ -30,20 +30,35 @@ sampling = st.builds(
     min_tokens=maybe(st.integers(1, 5)))
 
 
+# What a device chooses by itself, see shard/picking.py, where no grammar and no adapter is meant.
+plain = st.one_of(
+    st.just(SamplingParams()),
+    st.builds(SamplingParams, temperature=st.just(1.0), raw_logprobs=st.booleans(), top_k=maybe(st.integers(1, 80)),
+              top_p=maybe(st.sampled_from([0.5, 0.9])), typical_p=maybe(st.sampled_from([0.3, 0.9])),
+              min_p=maybe(st.sampled_from([0.05, 0.3]))),
+    st.builds(SamplingParams, temperature=st.sampled_from([0.2, 0.7, 1.7]), top_p=maybe(st.sampled_from([0.5, 0.9]))))
+
+
 @st.composite
-def requests(draw: st.DrawFn) -> Request:
+def requests(draw: st.DrawFn, sampling: st.SearchStrategy[SamplingParams] = sampling) -> Request:
     length, seed = draw(st.sampled_from(LENGTHS)), draw(st.integers(0, 2**32))
     prompt = torch.randint(2, 512, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
     return Request(f"{length}-{seed}", tuple(prompt), draw(st.integers(1, 12)), key=draw(st.integers(0, 2**64 - 1)),
                    sampling=draw(sampling), prompt_logprobs=draw(st.booleans()))
 
 
-threads = st.lists(st.builds(Thread, requests(), arrival=st.integers(0, 8), leaves=maybe(st.integers(9, 14), None)),
-                   min_size=2, max_size=6, unique_by=lambda thread: thread.request.id)
+def threads(sampling: st.SearchStrategy[SamplingParams]) -> st.SearchStrategy[list[Thread]]:
+    coming = st.builds(Thread, requests(sampling), arrival=st.integers(0, 8), leaves=maybe(st.integers(9, 14), None))
+    return st.lists(coming, min_size=2, max_size=6, unique_by=lambda thread: thread.request.id)
+
+
 schedules = st.fixed_dictionaries({
     "prefill_policy": st.sampled_from(["mixed", "pause"]), "look_ahead": st.sampled_from([1, 2]),
     "max_batch_prefill_tokens": st.sampled_from([32, 48, 100, 256]), "max_batch_size": st.sampled_from([2, 16])})
 
 
-histories = given(woven=threads, schedule=schedules, losses=st.sampled_from([(), (), (3,), (2, 7)]))
+losses = st.sampled_from([(), (), (3,), (2, 7)])
+histories = given(woven=threads(sampling), schedule=schedules, losses=losses)
+plain_histories = given(woven=threads(st.one_of(plain, plain, plain, plain, sampling)), schedule=schedules,
+                        losses=losses)
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])

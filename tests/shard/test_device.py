@@ -5,7 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.device import choose_device, count_sharing, count_threads, one_thread, sent
+from shard.device import (
+    UNDER_WAY,
+    Bringing,
+    Standing,
+    choose_device,
+    count_sharing,
+    count_threads,
+    one_thread,
+    sent,
+)
 
 
 @pytest.mark.parametrize(("asked", "num_gpus", "device"), [
@@ -53,3 +62,26 @@ def test_what_is_sent_begins_where_kernels_expect_it(lists: list[list[int]]) -> 
     parts = sent(lists, torch.device("cpu"))
     assert [part.tolist() for part in parts] == lists
     assert not any(part.data_ptr() % 16 for part in parts if len(part))
+
+
+def test_what_is_sent_next_waits_beside_what_was_sent_last() -> None:
+    standing = Standing([3, 2], torch.float64, torch.device("cpu"))
+    hosts = [next(standing._hosts) for _ in range(UNDER_WAY)]
+    assert len({host.data_ptr() for host in hosts}) == UNDER_WAY
+    for lists in ([[1.5, 2.0, 3.0], [4.0]], [[5.0], []]):
+        standing.send(lists)
+    first, second = standing.lists
+    assert (first.tolist(), second.tolist()) == ([5.0, 2.0, 3.0], [4.0, 0.0])
+    assert standing.holds([[1, 2, 3], [4, 5]])
+    assert not standing.holds([[], [1, 2, 3]])
+
+
+def test_what_is_brought_is_what_was_there_then() -> None:
+    source = torch.arange(6.0).view(3, 2)
+    bringing = Bringing(source)
+    first = bringing.begin(2)
+    bringing.await_begun()
+    source += 1.0
+    second = bringing.begin(1)
+    second.wait()
+    assert (first.rows(), second.rows()) == ([[0.0, 1.0], [2.0, 3.0]], [[1.0, 2.0]])

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper
 
+from shard import filters
 from shard.candidates import FEW, Finder, all_of
-from shard.filters import FILTERS, Survivors, min_p, top_k, top_p, typical_p
+from shard.filters import FILTERS, Survivors, min_p, running, top_k, top_p, typical_p
 from shard.sequence import Sampling
 from tests.shard.asking import random_logits
 
@@ -121,3 +122,12 @@ def test_a_draw_beyond_the_candidates_is_not_decided() -> None:
     rows = few(random_logits(2, 1000, spread=1.0))
     rows.draw(torch.tensor([0.01, 0.99], dtype=torch.float64))
     assert rows.decided.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 64, 65, 4097])
+def test_sums_up_to_each_place_are_the_same_by_doubling(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where devices are not what they say: whole numbers, so that every order is exact."""
+    values = torch.randint(0, 99, (3, width), generator=torch.Generator().manual_seed(width)).double()
+    expected = values.cumsum(-1)
+    monkeypatch.setattr(filters, "SEQUENTIAL", ())
+    assert torch.equal(running(values), expected)

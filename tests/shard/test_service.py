@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from shard.later import Later
 from shard.pb import shard_pb2 as pb
 from shard.simulated import SimulatedWorker
 from tests.shard.messages import Row, decode, filtered, prefill
@@ -146,3 +147,117 @@ def test_lines_end_when_the_shard_stops(play: Any) -> None:
         shard.service.stop()
         assert await line.read() is grpc.aio.EOF
     play(story)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers that come later
+
+
+class Unhurried(SimulatedWorker):
+    """Decodes are over when they are let go, and may be refused or fail then. A prefill waits for them, and then for
+    its own time."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.over = [threading.Event() for _ in range(4)]
+        self.under_way: list[Later[pb.StepAnswer]] = []
+        self.begun = threading.Semaphore(0)
+        self.fails = False
+
+    def decode(self, request: pb.DecodeRequest) -> Any:
+        def finish() -> Any:
+            if self.fails:
+                raise ValueError("it broke")
+            return SimulatedWorker.decode(self, request)
+
+        self.under_way.append(Later(self.over[len(self.under_way)].wait, finish))
+        self.begun.release()
+        return self.under_way[-1]
+
+    def prefill(self, request: pb.PrefillRequest) -> pb.StepAnswer:
+        for later in self.under_way:
+            later.finish()
+        if self.under_way:
+            self.over[3].wait()
+        return super().prefill(request)
+
+    async def reach(self, count: int) -> None:
+        for _ in range(count):
+            await asyncio.to_thread(self.begun.acquire)
+
+    def close(self) -> None:
+        super().close()
+        for over in self.over:
+            over.set()
+
+
+@pytest.fixture
+def play_unhurried(tmp_path: Path) -> Any:
+    return partial(play_with, Unhurried, tmp_path)
+
+
+def test_a_step_begins_while_the_last_is_under_way(play_unhurried: Any) -> None:
+    async def story(shard: Peer) -> None:
+        await shard.send(prefill(1, FIRST))
+        calls = [await shard.early(decode(1), order) for order in (2, 3)]
+        await shard.worker.reach(2)
+        shard.worker.over[0].set()
+        first = await calls[0]
+        assert (first.order, len(first.tokens)) == (2, 1)
+        assert not calls[1].done()
+        shard.worker.over[1].set()
+        assert (await calls[1]).order == 3
+        assert await shard.code(decode(1), order=3) == grpc.StatusCode.ALREADY_EXISTS
+    play_unhurried(story)
+
+
+def test_an_answer_does_not_wait_for_the_message_that_ended_it(play_unhurried: Any) -> None:
+    async def story(shard: Peer) -> None:
+        await shard.send(prefill(1, FIRST))
+        decoding = await shard.early(decode(1), 2)
+        prefilling = await shard.early(prefill(1, Row(8, [1, 2, 3], [1])), 3)
+        assert (await decoding).order == 2
+        assert not prefilling.done()
+        shard.worker.over[3].set()
+        assert (await prefilling).order == 3
+    play_unhurried(story)
+
+
+def test_a_step_that_fails_late_ends_the_epoch_for_what_is_under_way_too(play_unhurried: Any) -> None:
+    async def story(shard: Peer) -> None:
+        await shard.send(prefill(1, FIRST))
+        calls = [await shard.early(decode(1), order) for order in (2, 3, 5)]
+        await shard.worker.reach(2)
+        shard.worker.fails = True
+        for over in shard.worker.over:
+            over.set()
+        codes = [await code_of(call) for call in calls]
+        assert codes == [grpc.StatusCode.INTERNAL, grpc.StatusCode.FAILED_PRECONDITION,
+                         grpc.StatusCode.FAILED_PRECONDITION]
+        shard.worker.fails = False
+        shard.worker.under_way.clear()
+        await shard.reset()
+        assert await shard.code(prefill(1, FIRST)) == grpc.StatusCode.OK
+    play_unhurried(story)
+
+
+def test_a_refusal_behind_it_does_not_matter_to_a_step_under_way(play_unhurried: Any) -> None:
+    async def story(shard: Peer) -> None:
+        await shard.send(prefill(1, FIRST))
+        decoding = await shard.early(decode(1), 2)
+        assert await shard.code(filtered(5, 7), order=3) == grpc.StatusCode.FAILED_PRECONDITION
+        shard.worker.over[0].set()
+        assert len((await decoding).tokens) == 1
+        assert await shard.code(decode(1), order=4) == grpc.StatusCode.FAILED_PRECONDITION
+    play_unhurried(story)
+
+
+def test_the_end_comes_though_steps_are_under_way(play_unhurried: Any) -> None:
+    calls = []
+
+    async def story(shard: Peer) -> None:
+        await shard.send(prefill(1, FIRST))
+        calls.extend([await shard.early(decode(1), order) for order in (2, 3)])
+        await shard.worker.reach(2)
+    play_unhurried(story)
+    assert all(call.done() for call in calls)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from shard.later import Later
 from shard.steplog import timing
 
 
@@ -28,6 +29,16 @@ def test_a_step_that_fails_is_timed_too(tmp_path: Path) -> None:
     with timing(str(tmp_path / "log")) as run_step, pytest.raises(ValueError, match="1"):
         run_step(fail, 1)
     assert len(read(tmp_path / "log")) == 2
+
+
+def test_one_that_is_answered_later_ends_then(tmp_path: Path) -> None:
+    with timing(str(tmp_path / "log")) as run_step:
+        later = run_step(lambda request: Later(lambda: None, lambda: request), 7)
+        assert not read(tmp_path / "log")
+        begun = monotonic()
+        assert later.finish() == 7
+        begin, end = read(tmp_path / "log")
+    assert begin <= begun <= end
 
 
 def test_without_a_path_nothing_is_timed() -> None:
