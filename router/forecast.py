@@ -18,8 +18,8 @@ from router.sequence import Sequence
 
 MEMORY = 0.03  # weight of what was seen last
 MOST_WRONG = 1.5  # logarithm of the largest correction
-DOUBT = 0.35  # spread of errors before any was seen
-UNLUCKY = 2.0  # spreads
+DOUBT = 0.25  # spread of errors before any was seen
+UNLUCKY = 3.0  # spreads, as they are means of what errors are off: one in a hundred is further off
 PLAYED = 128  # of those who wait are played through
 USUAL_LENGTH = 256  # tokens of a sequence, before any was seen
 BRIEF = 0.02  # seconds of waiting that say nothing about a forecast
@@ -37,8 +37,8 @@ class Forecast:
         self._spread = DOUBT  # how far it is off from that, on average
 
     def at_worst(self, plain: float) -> float:
-        """What it may become when it is unlucky."""
-        return plain * exp(self._error + UNLUCKY * self._spread)
+        """What it may become when it is unlucky, and just misses a step."""
+        return plain * exp(self._error + UNLUCKY * self._spread) + self._step_seconds if plain else 0.0
 
     def corrected(self, plain: float) -> float:
         """By what was learned from errors."""
