@@ -22,7 +22,7 @@ from shard.later import Answer, Later
 from shard.replay import Begun
 from shard.runner import Outcome, Runner, blocks_between
 
-WAITED_FOR = 32  # steps behind one that had to be run anew: who draws from flat odds does it again
+WAITED_FOR = 32  # steps behind one that had to be run anew: a filter that keeps many where odds are flat does it again
 
 Run = Callable[[Step], Outcome]  # a step of which all is known
 Tell = Callable[[Step, Mapping[int, Said], float], Answer]  # what came of it, and in how many seconds

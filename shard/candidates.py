@@ -25,7 +25,19 @@ class Candidates:
     ids: Tensor  # [rows, width] int64
     logits: Tensor  # [rows, width]
     logprobs: Tensor  # [rows, width], among the whole vocabulary
+    everybody: Tensor  # [rows, vocabulary], the logprobs of all, by id
     whole: bool
+
+    def first(self, width: int) -> "Candidates":
+        """The best ones."""
+        if width >= self.ids.shape[-1]:
+            return self
+        return Candidates(self.ids[:, :width], self.logits[:, :width], self.logprobs[:, :width], self.everybody,
+                          whole=False)
+
+    def rows(self, which: Tensor) -> "Candidates":
+        """Of some rows."""
+        return Candidates(self.ids[which], self.logits[which], self.logprobs[which], self.everybody[which], self.whole)
 
     @property
     def sure(self) -> Tensor:  # [rows, width] bool
@@ -58,7 +70,7 @@ class Finder:
             ids = ids.gather(-1, logits.gather(-1, ids).topk(width, sorted=False).indices)
         else:
             ids = logits.topk(width, sorted=False).indices
-        return best_first(ids, logits.gather(-1, ids), logprobs.gather(-1, ids), whole=width == self._size)
+        return best_first(ids, logits.gather(-1, ids), logprobs, whole=width == self._size)
 
     def _peaks(self, logits: Tensor) -> Tensor:  # [rows, blocks]
         return logits[:, :self._num_blocks * BLOCK].view(-1, self._num_blocks, BLOCK).amax(-1)
@@ -72,9 +84,10 @@ class Finder:
         return torch.cat([ids, rest.expand(len(blocks), -1)], -1)
 
 
-def best_first(ids: Tensor, logits: Tensor, logprobs: Tensor, whole: bool) -> Candidates:
+def best_first(ids: Tensor, logits: Tensor, everybody: Tensor, whole: bool) -> Candidates:
     order = ((rising(logits).long() << 32) - ids).argsort(-1, descending=True)
-    return Candidates(ids.gather(-1, order), logits.gather(-1, order), logprobs.gather(-1, order), whole)
+    ids = ids.gather(-1, order)
+    return Candidates(ids, logits.gather(-1, order), everybody.gather(-1, ids), everybody, whole)
 
 
 def all_of(logits: Tensor, logprobs: Tensor) -> Candidates:
@@ -82,7 +95,7 @@ def all_of(logits: Tensor, logprobs: Tensor) -> Candidates:
     logits, logprobs = logits.cpu(), logprobs.cpu()
     # torch sorts whole numbers of 32 bits digit by digit, ten times as fast as it compares floats.
     order = (~rising(logits)).sort(stable=True).indices
-    return Candidates(order[None], logits[order][None], logprobs[order][None], whole=True)
+    return Candidates(order[None], logits[order][None], logprobs[order][None], logprobs[None], whole=True)
 
 
 def rising(values: Tensor) -> Tensor:

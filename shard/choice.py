@@ -1,7 +1,7 @@
 """From candidates to the chosen token, its logprob and the best of the others.
 
-What `pick` does never waits for the device that candidates are on, so that it can be captured with a step. Knows
-nothing of the past of a sequence, or of where candidates come from.
+What `pick` does can be captured with a step: then it never waits for the device that candidates are on. Knows nothing
+of the past of a sequence, or of where candidates come from.
 """
 
 from dataclasses import dataclass, field
@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.candidates import Candidates
+from shard.candidates import FEW, Candidates
 from shard.filters import FILTERS, Survivors
 from shard.sequence import Sampling
+from shard.unfiltered import behind, open_draw
 
 
 @dataclass(slots=True)
@@ -62,13 +63,29 @@ def asked_by(samplings: list[Sampling], draws: Tensor, device: torch.device) -> 
                  {name: torch.tensor(column, device=device) for name, column in columns.items() if any(column)})
 
 
-def pick(candidates: Candidates, asked: Asked) -> Picked:
+def pick(candidates: Candidates, asked: Asked, *, captured: bool = False) -> Picked:
+    """Where this is `captured`, what few rows need is done for all, since nobody looks whether it is needed."""
     survivors = Survivors(candidates)
     for name, column in asked.filters.items():
         FILTERS[name](survivors, column)
     places = survivors.draw(asked.draws)[:, None]
     among = reported(candidates, survivors, asked.raw) if asked.filters else candidates.logprobs
-    return Picked(candidates.ids.gather(-1, places)[:, 0], among.gather(-1, places)[:, 0], survivors.decided, among)
+    tokens, logprobs = candidates.ids.gather(-1, places)[:, 0], among.gather(-1, places)[:, 0]
+    is_open = ~survivors.filtered & (asked.draws > 0)
+    if captured or bool(is_open.any()):
+        drawn = drawn_openly(candidates.first(FEW), asked.draws, captured=captured)
+        tokens = torch.where(is_open, drawn, tokens)
+        logprobs = torch.where(is_open, candidates.everybody.gather(-1, drawn[:, None])[:, 0], logprobs)
+    return Picked(tokens, logprobs, survivors.decided | is_open, among)
+
+
+def drawn_openly(few: Candidates, uniforms: Tensor, *, captured: bool) -> Tensor:  # [rows] tokens
+    tokens, is_behind = open_draw(few, uniforms)
+    if captured:
+        return torch.where(is_behind, behind(few, uniforms), tokens)
+    if bool(is_behind.any()):
+        tokens[is_behind] = behind(few.rows(is_behind), uniforms[is_behind])
+    return tokens
 
 
 def reported(candidates: Candidates, survivors: Survivors, raw: Tensor) -> Tensor:  # [rows, width]

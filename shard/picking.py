@@ -75,7 +75,7 @@ class Picker:
         filters = dict(zip(FILTERS, (column.float() for column in columns), strict=False))
         cooled = logits / divisors.float()[:, None]
         candidates = self._finder.candidates(cooled, cooled.log_softmax(-1), FEW)
-        picked = pick(candidates, Asked(draws, raw.bool(), filters))
+        picked = pick(candidates, Asked(draws, raw.bool(), filters), captured=True)
         return Found(picked.tokens, picked.logprobs, picked.decided & are_finite(logits, picked.logprobs))
 
 

@@ -80,7 +80,9 @@ def test_a_row_that_is_not_finite_is_not_fine(picker: Picker, spoiled: float, te
 
 
 def test_what_few_candidates_do_not_decide_is_not_fine(picker: Picker) -> None:
-    assert not found(picker, torch.zeros(1, SIZE), [asking(temperature=1.0)]).fine.any()
+    """Those that no filter narrows need no more of them."""
+    rows = [asking(temperature=1.0, top_p=0.9), asking(temperature=1.0, key=1), asking(temperature=1.0, top_k=64)]
+    assert found(picker, random_logits(3, SIZE, 5, 0.1), rows).fine.tolist() == [False, True, True]
 
 
 @pytest.mark.parametrize("asked", [
