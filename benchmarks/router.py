@@ -33,6 +33,8 @@ class Settings:
     "How many streams read at once; one point for each number."
     look_ahead: Annotated[tuple[Literal[1, 2], ...], Parameter(consume_multiple=True)] = (1, 2)
     "The router's --look-ahead; one point for each number."
+    cache_scope: Literal["tenant", "global", "off"] = "tenant"
+    "The router's --cache-scope. No prompt is like another, so off tells what a prefix cache costs that finds nothing."
     seconds: Annotated[float, Parameter(validator=Number(gt=0))] = 3.0
     "How long each point is measured."
     repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 3
@@ -131,7 +133,7 @@ def run(settings: Settings) -> list[Point]:
 
 def run_once(settings: Settings) -> Iterator[Point]:
     for look_ahead in settings.look_ahead:
-        with serving(look_ahead, settings.profile) as server:
+        with serving(look_ahead, settings.profile, {"cache_scope": settings.cache_scope}) as server:
             for streams in settings.streams:
                 one = uvloop.run(measure(server, streams, look_ahead, settings.seconds))
                 print(line(one), file=sys.stderr, flush=True)
@@ -171,6 +173,7 @@ def summary(settings: Settings, points: Sequence[Point], date: str) -> dict[str,
         "python": platform.python_version(),
         "seconds": settings.seconds,
         "repeat": settings.repeat,
+        "cache_scope": settings.cache_scope,
         "points": [{name: round(value, 4) for name, value in asdict(one).items()} for one in points],
     }
 
