@@ -16,6 +16,7 @@ from shard.distributed import (
     BACKENDS,
     TIMEOUT,
     Alone,
+    GlooRanks,
     Group,
     add_up,
     choose_backend,
@@ -36,6 +37,11 @@ for _ in range(int(sys.argv[2])):
     group.sum(torch.randn(32, 896))
 os._exit(9)
 """
+
+
+@pytest.fixture(autouse=True)
+def over_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "gloo", GlooRanks)
 
 
 def together(folder: Path, size: int, call: Callable[[Group], Any]) -> list[Any]:
