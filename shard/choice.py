@@ -73,14 +73,16 @@ def pick(candidates: Candidates, asked: Asked, *, captured: bool = False) -> Pic
     tokens, logprobs = candidates.ids.gather(-1, places)[:, 0], among.gather(-1, places)[:, 0]
     is_open = ~survivors.filtered & (asked.draws > 0)
     if captured or bool(is_open.any()):
-        drawn = drawn_openly(candidates.first(FEW), asked.draws, captured=captured)
+        drawn = drawn_openly(candidates.first(FEW), asked.draws, is_open, captured=captured)
         tokens = torch.where(is_open, drawn, tokens)
         logprobs = torch.where(is_open, candidates.everybody.gather(-1, drawn[:, None])[:, 0], logprobs)
     return Picked(tokens, logprobs, survivors.decided | is_open, among)
 
 
-def drawn_openly(few: Candidates, uniforms: Tensor, *, captured: bool) -> Tensor:  # [rows] tokens
+def drawn_openly(few: Candidates, uniforms: Tensor, is_open: Tensor, *, captured: bool) -> Tensor:  # [rows] tokens
+    """For the rows that are open; what the others get means nothing."""
     tokens, is_behind = open_draw(few, uniforms)
+    is_behind &= is_open
     if captured:
         return torch.where(is_behind, behind(few, uniforms), tokens)
     if bool(is_behind.any()):

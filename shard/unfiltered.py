@@ -35,8 +35,9 @@ def behind(few: Candidates, uniforms: Tensor) -> Tensor:  # [rows] tokens
     block, before = place_of(sums, share)
     inside = blocks.gather(1, block[:, None, None].expand(-1, 1, BLOCK))[:, 0].double()
     place, _ = place_of(inside, share - before)
-    there = inside.gather(-1, place[:, None])[:, 0] > 0  # or else all that is left was rounded away
-    return torch.where(there, block * BLOCK + place, few.ids[:, 0])
+    # What all lack to 1, by rounding, goes to the best, and not to whoever is most likely behind.
+    is_nobodys = few.sure[:, 0] & (running(sums)[:, -1] <= share) | (inside.gather(-1, place[:, None])[:, 0] == 0)
+    return torch.where(is_nobodys, few.ids[:, 0], block * BLOCK + place)
 
 
 def sure_chances(few: Candidates) -> Tensor:  # [rows, width]

@@ -63,6 +63,16 @@ def test_nobody_is_drawn_who_cannot_be(allowed: int, draw: float) -> None:
     assert token in ids.tolist()
 
 
+@pytest.mark.parametrize("alike", [1, 2, 3])
+def test_what_rounding_leaves_goes_to_the_best(alike: int) -> None:
+    """And not to one whose chance is next to nothing."""
+    logits = torch.full((1, 5000), -60.0)
+    logits[0, 100:100 + alike] = 0.0
+    for captured in (False, True):
+        (token,), _ = drawn(logits, torch.tensor([1 - 2.0**-53], dtype=torch.float64), captured=captured)
+        assert token in range(100, 100 + alike)
+
+
 def test_halves_of_halves_are_the_sum() -> None:
     values = torch.arange(128.0).expand(2, 3, -1)
     assert added_up(values).tolist() == [[127 * 64.0] * 3] * 2
