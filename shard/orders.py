@@ -195,8 +195,8 @@ def trouble(arrival: Arrival[Any], code: Any, reason: str) -> None:
 
 def apply(epoch: Epoch, call: Callable[[], Answer]) -> Answer | Trouble:
     """In the compute thread, and so in order."""
-    if (trouble := over(epoch, epoch.failed)) is not None:
-        return trouble
+    if (refusal := over(epoch, epoch.failed)) is not None:
+        return refusal
     outcome = attempt(call)
     if isinstance(outcome, Trouble):
         epoch.failed = outcome.reason

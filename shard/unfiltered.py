@@ -19,7 +19,7 @@ def open_draw(few: Candidates, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     ranks = (reached <= uniforms[:, None]).sum(-1)
     is_behind = ranks == reached.shape[-1]
     places = ranks.masked_fill(is_behind, 0)  # what a whole vocabulary lacks to 1, by rounding, goes to the best
-    return few.ids.gather(-1, places[:, None])[:, 0], is_behind & ~torch.full_like(is_behind, few.whole)
+    return few.ids.gather(-1, places[:, None])[:, 0], torch.zeros_like(is_behind) if few.whole else is_behind
 
 
 def behind(few: Candidates, uniforms: Tensor) -> Tensor:  # [rows] tokens
@@ -32,11 +32,11 @@ def behind(few: Candidates, uniforms: Tensor) -> Tensor:  # [rows] tokens
         chances = pad(chances, (0, missing))
     blocks = chances.view(len(chances), -1, BLOCK)  # [rows, blocks, ids]
     sums = added_up(blocks).double()
-    block, before = place_of(sums, share)
+    block, before, is_short = place_of(sums, share)
     inside = blocks.gather(1, block[:, None, None].expand(-1, 1, BLOCK))[:, 0].double()
-    place, _ = place_of(inside, share - before)
+    place, _, _ = place_of(inside, share - before)
     # What all lack to 1, by rounding, goes to the best, and not to whoever is most likely behind.
-    is_nobodys = few.sure[:, 0] & (running(sums)[:, -1] <= share) | (inside.gather(-1, place[:, None])[:, 0] == 0)
+    is_nobodys = (few.sure[:, 0] & is_short) | (inside.gather(-1, place[:, None])[:, 0] == 0)
     return torch.where(is_nobodys, few.ids[:, 0], block * BLOCK + place)
 
 
@@ -51,10 +51,11 @@ def added_up(values: Tensor) -> Tensor:
     return values[..., 0]
 
 
-def place_of(chances: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-    """The first place [rows] with which more than the share is reached, and what is reached before it. Where the sum
-    lacks something to the share, by rounding, it is the place of the largest."""
+def place_of(chances: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The first place [rows] with which more than the share is reached, what is reached before it, and where the sum
+    is too short for any: there it is the place of the largest."""
     reached = running(chances)
     place = (reached <= share[:, None]).sum(-1)
-    place = torch.where(place == chances.shape[-1], chances.argmax(-1), place)[:, None]
-    return place[:, 0], (reached.gather(-1, place) - chances.gather(-1, place))[:, 0]
+    is_short = place == chances.shape[-1]
+    place = torch.where(is_short, chances.argmax(-1), place)[:, None]
+    return place[:, 0], (reached.gather(-1, place) - chances.gather(-1, place))[:, 0], is_short

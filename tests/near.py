@@ -12,8 +12,8 @@ from shard.distributed import TIMEOUT, add_up
 
 
 class Meeting:
-    """Where ranks put down what they have. Nobody goes on before all have; who is two steps ahead of another cannot be,
-    so two places each are enough."""
+    """Where ranks put down what they have. Nobody goes on before all have, so nobody is two exchanges ahead of another,
+    and two places each are enough."""
 
     def __init__(self, size: int) -> None:
         self.places: list[list[Tensor]] = [[torch.empty(0)] * size for _ in range(2)]
