@@ -67,8 +67,6 @@ class Answers:
         request = sequence.request
         counted, reason = count_tokens(request, len(sequence.generated), tokens, stop)
         sequence.accept(tokens if counted == len(tokens) else tokens[:counted])
-        if sequence.length > sequence.full_at:
-            self._running.publish(sequence, sequence.length - 1)
         sequence.num_deaths = 0
         if self._shares.several:
             self._shares.charge(request.tenant, PER_GENERATED_TOKEN * counted)

@@ -95,13 +95,14 @@ class Blocks:
             found.append(block)
         return found
 
-    def publish(self, block: int, name: bytes) -> None:
-        """It is full, and whoever looks for the name may hold it. The first of a name wins."""
-        if self._reserved.get(name) == block:
-            del self._reserved[name]
-        if name not in self._published:
-            self._published[name] = block
-            self._names[block] = name
+    def publish(self, blocks: Iterable[int], names: Iterable[bytes]) -> None:
+        """They are full, and whoever looks for their names may hold them. The first of a name wins."""
+        for block, name in zip(blocks, names, strict=True):
+            if self._reserved.get(name) == block:
+                del self._reserved[name]
+            if name not in self._published:
+                self._published[name] = block
+                self._names[block] = name
 
     def reserve(self, block: int, name: bytes) -> None:
         """It will be published under this name. The first of a name wins."""

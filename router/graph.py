@@ -14,11 +14,11 @@ from typing import Any
 from router.anatomy import CLASSES, fields_of, is_value
 from router.bare import bare, heard, told
 from router.request import Request
+from router.running import Hasher
 from router.scheduler import Scheduler
 from router.sequence import Sequence
 from router.snapshot import next_of, nothings
 
-Hasher = Callable[..., bytes]
 SEQUENCES: dict[str, Callable[..., Any]] = {
     "list": list, "set": set, "deque": deque, "dict": dict, "OrderedDict": OrderedDict}
 

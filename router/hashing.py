@@ -22,15 +22,11 @@ def namespace(*parts: str, salt: bytes = SALT) -> bytes:
     return digest.digest()[:DIGEST]
 
 
-def block_hash(before: bytes, tokens: Rows[int]) -> bytes:
-    """The name of a block with these tokens behind the block, or in the namespace, that has the name `before`."""
-    return sha256(before + array("I", tokens).tobytes()).digest()[:DIGEST]
-
-
-def block_hashes(space: bytes, tokens: Rows[int], size: int) -> tuple[bytes, ...]:
-    """Of all full blocks."""
+def block_hashes(before: bytes, tokens: Rows[int], size: int) -> tuple[bytes, ...]:
+    """The names of all blocks that these tokens fill, behind the block, or in the namespace, that has the name
+    `before`."""
     data, width = array("I", tokens).tobytes(), size * array("I").itemsize
-    names, name = [], space
+    names, name = [], before
     for start in range(0, len(data) - width + 1, width):
         name = sha256(name + data[start:start + width]).digest()[:DIGEST]
         names.append(name)

@@ -16,7 +16,7 @@ from router.anatomy import names_of
 from router.bare import bare, parts_of
 from router.decision import Outcome
 from router.events import Event, Finished, Produced
-from router.hashing import block_hash
+from router.hashing import block_hashes
 from router.messages import Answer, ModelFacts, Move, Plan
 from router.policy import Policy
 from router.request import FinishReason, Request, Resource
@@ -73,10 +73,10 @@ class Hasher:
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
 
-    def __call__(self, before: bytes, tokens: Rows[int]) -> bytes:
-        name = block_hash(before, tokens)
-        self._tape.names.append(name)
-        return name
+    def __call__(self, before: bytes, tokens: Rows[int], size: int) -> tuple[bytes, ...]:
+        names = block_hashes(before, tokens, size)
+        self._tape.names += names
+        return names
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """In a snapshot it is no more than the place where a hasher belongs."""
@@ -84,7 +84,7 @@ class Hasher:
 
 
 def plain_hasher() -> object:
-    return block_hash
+    return block_hashes
 
 
 class Recorder(Scheduler):

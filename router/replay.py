@@ -45,8 +45,8 @@ class Audience:
     def hears(self, call: Call, result: Result, core: Scheduler) -> None:
         """A call, what came of it, and the core behind it."""
 
-    def names(self, before: bytes, name: bytes) -> None:
-        """A block behind that one got this name."""
+    def names(self, before: bytes, names: Rows[bytes]) -> None:
+        """The blocks behind that one got these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +111,19 @@ class Replay:
 
     def _restored(self, segment: Beginning) -> Scheduler:
         try:
-            return from_json(segment.core, self._next_name)
+            return from_json(segment.core, self._next_names)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise BadRecording(f"{self._recording.path} was written by weft {self._recording.weft}, whose core does "
                                f"not fit this one ({error!r})") from None
 
-    def _next_name(self, before: bytes, tokens: Rows[int]) -> bytes:  # noqa: ARG002 - names follow from the order
-        if not self._names:
+    def _next_names(self, before: bytes, tokens: Rows[int], size: int) -> list[bytes]:
+        """As they were noted, whatever the tokens."""
+        count = len(tokens) // size
+        if count > len(self._names):
             raise OutOfNames("it names more blocks than were named")
-        name = self._names.popleft()
-        self._audience.names(before, name)
-        return name
+        names = [self._names.popleft() for _ in range(count)]
+        self._audience.names(before, names)
+        return names
 
     def _play(self, call: Call) -> tuple[str, str, str] | None:
         if self._core is None or call.name not in CALLS:

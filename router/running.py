@@ -12,17 +12,18 @@ from math import ceil
 
 from router.batch import Batch
 from router.blocks import Blocks
-from router.hashing import block_hash
+from router.hashing import block_hashes
 from router.messages import Filter, Grant, Newcomer
 from router.policy import Policy
 from router.request import Tenant
-from router.sequence import NEVER, Sequence, State
+from router.sequence import Sequence, State
 
-Hasher = Callable[[bytes, Rows[int]], bytes]  # the name of a block from that of the one before and its tokens
+# The names of the blocks that tokens fill, from the name of the block before, the tokens and a block's size.
+Hasher = Callable[[bytes, Rows[int], int], Rows[bytes]]
 
 
 class Running:
-    def __init__(self, policy: Policy, blocks: Blocks, tokens_per_step: int, hasher: Hasher = block_hash) -> None:
+    def __init__(self, policy: Policy, blocks: Blocks, tokens_per_step: int, hasher: Hasher = block_hashes) -> None:
         self.policy = policy
         self.blocks = blocks
         self._hasher = hasher
@@ -74,7 +75,6 @@ class Running:
         sequence.blocks = cached + self.blocks.take(self._at_entry(sequence) - len(cached))
         sequence.given, sequence.computed = sequence.length, len(cached) * self.blocks.size
         sequence.num_published = len(cached)
-        sequence.full_at = self._full_at(sequence)
         for block, name in self._unpublished(sequence):
             self.blocks.reserve(block, name)
         batch.add(sequence)
@@ -132,20 +132,24 @@ class Running:
 
     def publish(self, sequence: Sequence, filled: int) -> None:
         """So many of its tokens stand in the cache: the blocks that are full may be shared."""
-        if not self._is_shared(sequence):
-            return
-        size, names = self.blocks.size, sequence.names
-        for index in range(sequence.num_published, filled // size):
-            if index == len(names):
-                before = names[-1] if names else sequence.request.namespace
-                names.append(self._hasher(before, sequence.tokens(index * size, (index + 1) * size)))
-            self.blocks.publish(sequence.blocks[index], names[index])
-            sequence.num_published += 1
-        sequence.full_at = self._full_at(sequence)
+        first, end = sequence.num_published, filled // self.blocks.size
+        if first < end and self._is_shared(sequence):
+            self._name(sequence, end)
+            self.blocks.publish(sequence.blocks[first:end], sequence.names[first:end])
+            sequence.num_published = end
 
-    def _full_at(self, sequence: Sequence) -> int:
-        """The length beyond which it has one more full block to publish."""
-        return (sequence.num_published + 1) * self.blocks.size if self._is_shared(sequence) else NEVER
+    def _publish_generated(self, sequence: Sequence) -> None:
+        """Once it leaves: while it runs nobody looks for what it says. Who has a token since it entered has all
+        before the last one in its blocks."""
+        if sequence.blocks and sequence.length > sequence.given:
+            self.publish(sequence, sequence.length - 1)
+
+    def _name(self, sequence: Sequence, end: int) -> None:
+        """Its blocks before this one have names."""
+        names, size = sequence.names, self.blocks.size
+        if len(names) < end:
+            before = names[-1] if names else sequence.request.namespace
+            names += self._hasher(before, sequence.tokens(len(names) * size, end * size), size)
 
     def _is_shared(self, sequence: Sequence) -> bool:
         """Whether others may find what it computes."""
@@ -245,13 +249,16 @@ class Running:
         """Its last tokens are under way. What they fill is shared once they are answered, unless others need room."""
         next(batch for batch in self.batches if sequence in batch).remove(sequence)
         sequence.state = State.ENDING
-        if sequence.length + sequence.in_flight * self._tokens_per_step > sequence.full_at:
+        last = sequence.length + sequence.in_flight * self._tokens_per_step - 1
+        self._publish_generated(sequence)
+        if self._is_shared(sequence) and last // self.blocks.size > sequence.num_published:
             self._ending[sequence.number] = sequence
         else:
             self.free(sequence)
 
     def free(self, sequence: Sequence) -> None:
         """Whatever blocks it holds."""
+        self._publish_generated(sequence)
         for block, name in self._unpublished(sequence):
             self.blocks.release(block, name)
         self.blocks.give_back(sequence.forget_cache())

@@ -19,7 +19,7 @@ from router.embeds import Embeds
 from router.events import Entered, Event
 from router.forecast import Forecast
 from router.groups import Groups
-from router.hashing import block_hash
+from router.hashing import block_hashes
 from router.messages import Answer, ModelFacts, Move, Plan
 from router.policy import Policy
 from router.queue import Queue
@@ -37,7 +37,7 @@ from router.under_way import Step, numbers
 
 
 class Scheduler:
-    def __init__(self, policy: Policy, facts: ModelFacts, hasher: Hasher = block_hash) -> None:
+    def __init__(self, policy: Policy, facts: ModelFacts, hasher: Hasher = block_hashes) -> None:
         self.policy = policy
         self._hasher = hasher
         self.costs = CostModel.measured(facts.measurements)

@@ -12,7 +12,6 @@ from router.request import Request, Resource
 from router.story import Story
 
 SECONDS_PER_PRIORITY = 10.0
-NEVER = 2**63  # a length that is not reached
 
 
 class State(Enum):
@@ -41,7 +40,6 @@ class Sequence:
     # Full blocks of its own, from the first on, that others were told of, and the names of all that are known.
     num_published: int = 0
     names: list[bytes] = field(init=False)
-    full_at: int = NEVER  # the length beyond which another full block can be published
     paid: int = 0  # tokens whose computing its tenant was charged for
     num_yields: int = 0
     num_deaths: int = 0
@@ -80,7 +78,6 @@ class Sequence:
         """Nothing of it stands in the cache any more; returns the blocks it held."""
         blocks, self.blocks = self.blocks, []
         self.given = self.computed = self.num_published = 0
-        self.full_at = NEVER
         return blocks
 
     def tokens(self, start: int, end: int) -> list[int]:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from router.bare import ENDS, NOTHING, heard
 from router.events import Event, Failed, Finished
 from router.figures import Figures
-from router.hashing import block_hash
+from router.hashing import block_hashes
 from router.messages import Plan
 from router.pace import Pace, Timing
 from router.recording import BadRecording, Call, Recording
@@ -43,19 +44,26 @@ class Trace:
     pace: Pace | None = None
     following: dict[bytes, list[bytes]] = field(default_factory=dict)  # names of blocks by the name before, in order
 
-    def hasher(self) -> Callable[[bytes, Rows[int]], bytes]:
+    def hasher(self) -> Callable[[bytes, Rows[int], int], Rows[bytes]]:
         """Names generated blocks as they were named; what was never seen gets a name that nobody else has."""
         left = {before: deque(names) for before, names in self.following.items()}
         number = 0
 
-        def name(before: bytes, tokens: Rows[int]) -> bytes:  # noqa: ARG001 - they are zeros
+        def name(before: bytes) -> bytes:
             nonlocal number
             if names := left.get(before):
                 return names.popleft()
             number += 1
-            return block_hash(before, [number])
+            return block_hashes(before, [number], 1)[0]
 
-        return name
+        def chain(before: bytes, tokens: Rows[int], size: int) -> list[bytes]:
+            """The tokens are zeros, and their number alone counts."""
+            names = [before]
+            for _ in range(len(tokens) // size):
+                names.append(name(names[-1]))
+            return names[1:]
+
+        return chain
 
 
 def read_trace(path: Path) -> Trace:
@@ -106,7 +114,7 @@ def prefix_names(prefix: str, shared: int, length: int, size: int = 16) -> Itera
     """Of the blocks that the prefix fills, in blocks of the usual size."""
     name = prefix.encode()
     for place in range(min(shared, length) // size):
-        name = block_hash(name, [place])
+        [name] = block_hashes(name, [place], 1)
         yield name
 
 
@@ -147,8 +155,9 @@ class Listener(Audience):
             self._arrivals[sequence.number] = Arrival(0.0, left, 0, is_known=False)
             self._figures.is_there(sequence.number)
 
-    def names(self, before: bytes, name: bytes) -> None:
-        self._following.setdefault(before, []).append(name)
+    def names(self, before: bytes, names: Rows[bytes]) -> None:
+        for one, following in pairwise([before, *names]):
+            self._following.setdefault(one, []).append(following)
 
     def hears(self, call: Call, result: Result, core: Scheduler) -> None:
         if call.name == "plan":

@@ -12,7 +12,7 @@ def published(blocks, *names):
     """Blocks that were computed one behind the other, and published under these names."""
     taken = blocks.take(len(names))
     for block, name in zip(taken, names, strict=True):
-        blocks.publish(block, name)
+        blocks.publish([block], [name])
     return taken
 
 
@@ -136,7 +136,7 @@ def test_a_name_is_reserved_until_it_is_published_or_released():
     (first, second), names = blocks.take(2), (b"a", b"b")
     for block, name in zip((first, second), names, strict=True):
         blocks.reserve(block, name)
-    blocks.publish(first, b"a")
+    blocks.publish([first], [b"a"])
     blocks.release(second, b"b")
     assert not any(map(blocks.is_reserved, names))
     assert blocks.find(names) == [first]
@@ -216,7 +216,7 @@ class BlocksMachine(RuleBasedStateMachine):
     def publish(self, which, name):
         block = self.own(which)
         if block not in self.published.values():
-            self.blocks.publish(block, bytes([name]))
+            self.blocks.publish([block], [bytes([name])])
             self.published.setdefault(name, block)
             self.unreserve(block, name)
 

@@ -10,7 +10,7 @@ from recorded import FACTS
 from test_simulation import random_world
 
 from router.graph import Reader, Writer, differences, from_json, to_json
-from router.hashing import block_hash
+from router.hashing import block_hashes
 from router.policy import Policy
 from router.request import Resource, Tenant
 from router.scheduler import Scheduler
@@ -22,7 +22,7 @@ def through_json(thing):
     writer = Writer()
     told = writer.value(thing)
     table = json.loads(json.dumps(writer.table))
-    return Reader(table, block_hash).value(json.loads(json.dumps(told)))
+    return Reader(table, block_hashes).value(json.loads(json.dumps(told)))
 
 
 @pytest.mark.parametrize("thing", [
@@ -57,7 +57,7 @@ def test_a_foreign_object_is_not_told():
     [["Scheduler", {"x": {"os": 1}}]], [["Scheduler", {"x": {"at": 9}}]]], ids=repr)
 def test_what_is_no_core_is_not_read(table):
     with pytest.raises((KeyError, TypeError, IndexError)):
-        from_json(table, block_hash)
+        from_json(table, block_hashes)
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_a_core_in_the_middle_of_anything_comes_back_equal(seed):
         if not world.is_at_rest:
             world.step()
     table = to_json(restore(take(world.core)))
-    assert to_json(from_json(json.loads(json.dumps(table)), block_hash)) == table
+    assert to_json(from_json(json.loads(json.dumps(table)), block_hashes)) == table
 
 
 def test_a_difference_is_named():

@@ -75,6 +75,17 @@ def test_generated_tokens_are_found_by_the_next_turn():
     assert run(core) == {second: 48}
 
 
+@pytest.mark.parametrize("leave", ["cancel", "hold"])
+def test_who_leaves_in_mid_sentence_leaves_what_it_said_to_others(leave):
+    core = scheduler(look_ahead=1)
+    number = submit(core, text(20), output=60)
+    for _ in range(31):
+        complete(core, core.plan(0.0))
+    getattr(core, leave)(number, 0.0)
+    follows = submit(core, text(20) + (7,) * 31 + text(20, seed=1), now=1.0)
+    assert cached(core.plan(0.0)) == {follows: 48}
+
+
 def test_tokens_behind_a_prompt_shorter_than_a_block_belong_to_a_tenant_as_well():
     core = scheduler(look_ahead=1)
     for now, tenant in enumerate(("one", "two")):

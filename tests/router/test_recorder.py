@@ -77,14 +77,15 @@ def test_of_an_answer_only_what_is_out_of_the_ordinary_is_noted():
     assert ("Failed", 3, "why") in outcome
 
 
-def test_names_of_blocks_stand_with_the_call_that_filled_them():
+def test_names_of_blocks_stand_with_the_call_that_named_them():
+    """What was generated is named when its sequence ends."""
     core = recorder()
-    core.submit(Request("a", (7,) * 15, 30, namespace=b"those who share"), 1.0)
-    answer(core, 2.0)
-    answer(core, 3.0)
+    core.submit(Request("a", (7,) * 15, 18, namespace=b"those who share"), 1.0)
+    for second in range(18):
+        answer(core, 2.0 + second)
     named = [note[4] for note in notes(core) if note[0] == "complete"]
-    assert [len(names) for names in named] == [0, 1]
-    assert len(named[1][0]) == 16
+    assert [len(names) for names in named] == [0] * 17 + [2]
+    assert {len(name) for name in named[-1]} == {16}
 
 
 def test_a_crash_is_noted_and_goes_on():

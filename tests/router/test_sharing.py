@@ -29,10 +29,36 @@ class Life:
     blocks: list[int]
     computed: int  # tokens whose computing was sent
     num_published: int  # blocks
+    given: int  # tokens it entered with
 
     def key(self, index):
         """What the block at this index holds when it is full."""
         return self.request.namespace, tuple(self.tokens[:(index + 1) * SIZE])
+
+
+class Log(list):
+    """Who left or let go of its blocks, by number, and which blocks were taken, in the order in which the core does
+    it."""
+
+    def __init__(self, running):
+        running.free = self.noted(running.free)
+        running.leave_ending = self.noted(running.leave_ending)
+        take = running.blocks.take
+
+        def noted_take(count):
+            taken = take(count)
+            self.append(list(taken))
+            return taken
+
+        running.blocks.take = noted_take
+
+    def noted(self, leave):
+        def noted_leave(sequence):
+            if sequence.blocks:
+                self.append(sequence.number)
+            leave(sequence)
+
+        return noted_leave
 
 
 @dataclass
@@ -61,6 +87,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.idle = {}  # blocks of the model that nobody holds, and since which call
         self.calls = 0
         self.lives, self.batches, self.ways = {}, {}, []
+        self.log = Log(self.core.running)
 
     # -- what happens
 
@@ -100,6 +127,7 @@ class SharingMachine(RuleBasedStateMachine):
         for event in events:
             if isinstance(event, Produced):
                 self.accept(event.counts, tokens, before)
+        self.hear_of()
         self.settle()
 
     def tokens_of(self, number, says, ends):
@@ -111,6 +139,7 @@ class SharingMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99), what=st.sampled_from(["cancel", "hold", "resume"]))
     def client(self, which, what):
         getattr(self.core, what)(list(self.said)[which % len(self.said)], 0.0)
+        self.hear_of()
         self.settle()
 
     @precondition(lambda self: len(self.core.running))
@@ -124,6 +153,7 @@ class SharingMachine(RuleBasedStateMachine):
         numbers = [s.number for s in running if not s.is_ready] or [s.number for s in running] or list(self.said)
         for call in (self.core.hold, self.core.resume):
             call(numbers[which % len(numbers)], 0.0)
+        self.hear_of()
         self.settle()
         self.plan()
 
@@ -143,14 +173,32 @@ class SharingMachine(RuleBasedStateMachine):
         self.let_go(newcomers(plan))
         for message in plan.messages:
             for grant in getattr(message, "grants", ()):
+                self.hear_of(grant.blocks)
                 evicted += self.take(grant.blocks)
                 self.lives[grant.sequence].blocks += grant.blocks
             for newcomer in getattr(message, "newcomers", ()):
                 evicted += self.enter(newcomer, message.batch)
             way.fills += [self.write(chunk) for chunk in getattr(message, "chunks", ())]
+        self.hear_of()
         self.ways.append(way)
         self.settle()
         self.check_order_of_eviction(evicted, idle, dropped)
+
+    def hear_of(self, taken=None):
+        """What the core did, in its order, up to its taking these blocks."""
+        while self.log:
+            what = self.log.pop(0)
+            if isinstance(what, list):
+                assert taken is not None
+                assert what == list(taken)
+                return
+            self.leave(self.lives.get(what))
+        assert taken is None
+
+    def leave(self, life):
+        """What it generated is shared from now on."""
+        if life is not None and len(life.tokens) > life.given:
+            self.publish(life, len(life.tokens) - 1)
 
     def drop(self, message):
         """Who leaves a batch."""
@@ -182,13 +230,14 @@ class SharingMachine(RuleBasedStateMachine):
         number, request = newcomer.sequence, newcomer.request
         assert list(newcomer.generated) == self.said[number]
         life = Life(number, request, [*request.prompt, *newcomer.generated], list(newcomer.blocks),
-                    newcomer.num_cached, newcomer.num_cached // SIZE)
+                    newcomer.num_cached, newcomer.num_cached // SIZE, len(request.prompt) + len(newcomer.generated))
         keys = [life.key(index) for index in range(len(self.core.sequences[number].names))]
         most = 0 if request.prompt_logprobs else (len(life.tokens) - 1) // SIZE
         expected = list(takewhile(self.shared.__contains__, keys[:most]))
         assert [self.shared[key] for key in expected] == life.blocks[:life.num_published]
         assert [self.written[block] for block in life.blocks[:life.num_published]] == expected
         assert not self.computing.keys() & set(keys[:most][life.num_published:life.num_published + 1])
+        self.hear_of(life.blocks[life.num_published:])
         evicted = self.take(life.blocks[life.num_published:])
         for key in keys[life.num_published:len(life.tokens) // SIZE]:
             if key not in self.shared:
@@ -220,7 +269,6 @@ class SharingMachine(RuleBasedStateMachine):
             life = self.lives[number]
             if life in before:
                 life.tokens += tokens[number][:count]
-                self.publish(life, len(life.tokens) - 1)
 
     def publish(self, life, filled):
         for index in range(life.num_published, filled // SIZE):

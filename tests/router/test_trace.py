@@ -74,9 +74,9 @@ def test_a_recording_that_does_not_replay_teaches_nothing(tmp_path):
 
 
 def test_generated_blocks_keep_their_names_and_others_get_new_ones():
-    name = Trace([], following={b"a": [b"b", b"c"]}).hasher()
-    assert [name(b"a", (0,)), name(b"a", (0,))] == [b"b", b"c"]
-    assert len({name(b"a", (0,)), name(b"a", (0,)), name(b"z", (0,))}) == 3
+    names = Trace([], following={b"a": [b"b", b"c"], b"b": [b"d"]}).hasher()
+    assert [names(b"a", (0,) * 32, 16), names(b"a", (0,) * 16, 16)] == [[b"b", b"d"], [b"c"]]
+    assert len({*names(b"a", (0,) * 48, 16), *names(b"a", (0,), 1), *names(b"z", (0,), 1)}) == 5
 
 
 @pytest.mark.slow
