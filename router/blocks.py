@@ -5,7 +5,7 @@ be published under a name (hashing.py) and then be held by others too, since nob
 holds it, it is kept as long as there are others to take, and the least recently used goes first.
 """
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 
@@ -15,9 +15,11 @@ class Blocks:
         self.size = size
         self._free = list(range(count - 1, -1, -1))
         self._holders = [0] * count
-        self._names: dict[int, bytes] = {}  # of published blocks
+        self._names: list[bytes | None] = [None] * count  # of published blocks
         self._published: dict[bytes, int] = {}
-        self._kept: dict[int, None] = {}  # published and held by nobody, least recently used first
+        # Published and held by nobody, least recently used first. A dict would look for its first entry among the
+        # places of all that were taken from it.
+        self._kept = OrderedDict[int, None]()
         self._reserved: dict[bytes, int] = {}  # names that are being computed, and the block that will have them
 
     @property
@@ -60,7 +62,7 @@ class Blocks:
             self._holders[block] -= 1
             assert self._holders[block] >= 0, "a block was given back twice"
             if not self._holders[block]:
-                if block in self._names:
+                if self._names[block] is not None:
                     self._kept[block] = None
                 else:
                     self._free.append(block)
@@ -75,9 +77,11 @@ class Blocks:
         return sum(not self._holders[block] for block in blocks)
 
     def _drop(self, count: int) -> None:
-        for block in [block for block, _ in zip(self._kept, range(count), strict=False)]:
-            del self._kept[block]
-            del self._published[self._names.pop(block)]
+        for _ in range(count):
+            block, _ = self._kept.popitem(last=False)
+            name, self._names[block] = self._names[block], None
+            assert name is not None
+            del self._published[name]
             self._free.append(block)
 
     # -- sharing
@@ -100,8 +104,7 @@ class Blocks:
         for block, name in zip(blocks, names, strict=True):
             if self._reserved.get(name) == block:
                 del self._reserved[name]
-            if name not in self._published:
-                self._published[name] = block
+            if self._published.setdefault(name, block) == block:
                 self._names[block] = name
 
     def reserve(self, block: int, name: bytes) -> None:

@@ -425,8 +425,9 @@ class World:
         holders = Counter(block for sequence in sequences for block in sequence.blocks)
         assert sorted([*blocks._free, *blocks._kept, *holders]) == list(range(blocks.count)), "L2: blocks are lost"
         assert all(blocks._holders[block] == holders[block] for block in range(blocks.count)), "L2: holders differ"
-        assert {block: name for name, block in blocks._published.items()} == blocks._names, "L2: names differ"
-        assert blocks._kept.keys() <= blocks._names.keys()
+        named = {name: block for block, name in enumerate(blocks._names) if name is not None}
+        assert blocks._published == named, "L2: names differ"
+        assert blocks._kept.keys() <= set(named.values())
         self._check_sharing(holders)
         running = list(core.running)
         assert len(running) <= self.policy.max_batch_size, "L4: too many run"
@@ -448,7 +449,7 @@ class World:
         blocks = self.core.running.blocks
         for sequence in self.core.running:
             own = sequence.blocks[sequence.num_published:]
-            shared = any(blocks._published.get(blocks._names.get(block, b"")) == block for block in own)
+            shared = any(blocks._names[block] is not None for block in own)
             assert not shared, "L3: a block is written that others may find"
             assert all(holders[block] == 1 for block in own), "L3: a block is written that others hold"
             assert len(sequence.names) >= sequence.num_published

@@ -1,7 +1,8 @@
-"""What recording costs the router: the same steps by a core that is recorded and by one that is not, in turns.
+"""What recording costs the router, and a prefix cache that finds nothing: the same steps by a core that is recorded, by
+one whose requests could share, and by one without either, in turns.
 
 No shard, no network: plan and answer follow each other at once, and the processor's time is taken. `python -P -m
-benchmarks.recording --help` tells the settings. The last line is JSON.
+benchmarks.core --help` tells the settings. The last line is JSON.
 """
 
 import gc
@@ -18,6 +19,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.saved import hardware, tell, today
+from router.hashing import block_hashes, namespace
 from router.messages import Answer, AnswerRow, ModelFacts
 from router.policy import Policy
 from router.recorder import Recorder
@@ -27,6 +29,7 @@ from router.snapshot import take
 
 ROUTER_US_PER_TOKEN = 40.0  # of the whole router, benchmarks/README.md
 PROMPT, OUTPUT, BLOCK = 64, 512, 16
+SPACE = namespace("benchmark")
 LONG_PROMPT, NUM_BLOCKS = 1000, 16_384
 TOKEN = AnswerRow((7,), (0.0,))
 
@@ -39,7 +42,7 @@ class Settings:
     steps: Annotated[int, Parameter(validator=Number(gte=1))] = 100
     "Steps of each turn; short ones, so that both cores meet the same noise."
     turns: Annotated[int, Parameter(validator=Number(gte=1))] = 400
-    "Turns of each core; the figures are medians, that of the cost one of differences within a pair of turns."
+    "Turns of each core; the figures are medians, those of costs ones of differences within a round of turns."
     waiting: Annotated[int, Parameter(validator=Number(gte=0))] = 1000
     "Requests that wait while a snapshot is taken."
     save: bool = False
@@ -50,19 +53,20 @@ class Settings:
 class Result:
     streams: int
     plain_us_per_step: float
-    recorded_us_per_step: float
-    recording_us_per_step: float
     recording_us_per_token: float
-    share_of_router: float  # of what the whole router costs per token
+    recording_share: float  # of what the whole router costs per token
+    caching_us_per_token: float
+    caching_share: float
     snapshot_ms: float
     snapshot_waiting: int
 
 
 class Core:
-    """A core that is kept busy: who ends is followed by another."""
+    """A core that is kept busy: who ends is followed by another, whose prompt is like nobody else's."""
 
-    def __init__(self, core: Scheduler, facts: ModelFacts, streams: int) -> None:
+    def __init__(self, core: Scheduler, facts: ModelFacts, streams: int, *, shares: bool = False) -> None:
         self._core = core
+        self._shares = shares
         self._now = 0.0
         self._streams = streams
         self._number = 0
@@ -80,8 +84,7 @@ class Core:
         while core.num_unfinished < self._streams:
             self._number += 1
             # Ends are spread: every sequence wants a little more than the one before, and begins anew.
-            output = OUTPUT + self._number % OUTPUT
-            core.submit(Request(f"{self._number}", (7,) * PROMPT, output), self._now)
+            core.submit(self._request(OUTPUT + self._number % OUTPUT), self._now)
         self._now += 0.01
         plan = core.plan(self._now)
         assert plan is not None
@@ -91,19 +94,28 @@ class Core:
         core.complete(plan.order, Answer(1, 0.01, rows, {}), {}, self._now + 0.01)
 
 
+    def _request(self, output: int) -> Request:
+        name, prompt = f"{self._number}", (self._number,) * PROMPT
+        if not self._shares:
+            return Request(name, prompt, output)
+        return Request(name, prompt, output, namespace=SPACE, block_hashes=block_hashes(SPACE, prompt, BLOCK))
+
+
 def model(num_blocks: int) -> ModelFacts:
     return ModelFacts("none", "cpu", "none", 512, 2**20, BLOCK, num_blocks)
 
 
-def pairs(settings: Settings) -> Iterator[tuple[float, float]]:
-    """Microseconds for a step, plain and recorded, taken in turns."""
+def rounds(settings: Settings) -> Iterator[tuple[float, float, float]]:
+    """Microseconds for a step, plain, recorded and with a cache, taken in turns."""
     policy, facts = Policy(look_ahead=1), model(NUM_BLOCKS)
-    plain = Core(Scheduler(policy, facts), facts, settings.streams)
-    recorded = Core(Recorder(policy, facts, 300.0, 0.0), facts, settings.streams)
-    for core in (plain, recorded):
+    cores = (Core(Scheduler(policy, facts), facts, settings.streams),
+             Core(Recorder(policy, facts, 300.0, 0.0), facts, settings.streams),
+             Core(Scheduler(policy, facts), facts, settings.streams, shares=True))
+    for core in cores:
         core.microseconds(10 * settings.steps)
     for _ in range(settings.turns):
-        yield plain.microseconds(settings.steps), recorded.microseconds(settings.steps)
+        plain, recorded, cached = (core.microseconds(settings.steps) for core in cores)
+        yield plain, recorded, cached
 
 
 def snapshot_ms(settings: Settings) -> float:
@@ -130,26 +142,28 @@ def milliseconds(core: Scheduler) -> float:
 def measure(settings: Settings) -> Result:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)  # as in the router
-    times = list(pairs(settings))
-    cost = median(recorded - plain for plain, recorded in times)
-    per_token = cost / settings.streams
+    times = list(rounds(settings))
+    recording = median(recorded - plain for plain, recorded, _ in times) / settings.streams
+    caching = median(cached - plain for plain, _, cached in times) / settings.streams
     return Result(
-        settings.streams, round(median(plain for plain, _ in times), 1), round(median(r for _, r in times), 1),
-        round(cost, 2), round(per_token, 4), round(per_token / ROUTER_US_PER_TOKEN, 5), round(snapshot_ms(settings), 2),
-        settings.waiting)
+        settings.streams, round(median(plain for plain, _, _ in times), 1),
+        round(recording, 4), round(recording / ROUTER_US_PER_TOKEN, 5),
+        round(caching, 4), round(caching / ROUTER_US_PER_TOKEN, 5), round(snapshot_ms(settings), 2), settings.waiting)
 
 
 def run(settings: Settings = Settings()) -> None:
-    """Measure what recording costs."""
+    """Measure what recording and the prefix cache cost."""
     result = measure(settings)
     date = today()
     text = (f"{date}, {hardware()}, Python {platform.python_version()}\n"
-            f"{result.streams} streams: a step of the core takes {result.plain_us_per_step} us, recorded "
-            f"{result.recorded_us_per_step} us\nrecording costs {result.recording_us_per_step} us a step, "
-            f"{result.recording_us_per_token} us a token: {result.share_of_router:.2%} of the router's "
-            f"{ROUTER_US_PER_TOKEN:.0f} us\na snapshot with {result.snapshot_waiting} waiting takes "
-            f"{result.snapshot_ms} ms\n{json.dumps(asdict(result))}")
-    tell(date, "recording", text, keep=settings.save)
+            f"{result.streams} streams: a step of the core takes {result.plain_us_per_step} us\n"
+            f"recording costs {result.recording_us_per_token} us a token: {result.recording_share:.2%} of the router's "
+            f"{ROUTER_US_PER_TOKEN:.0f} us\n"
+            f"a prefix cache that finds nothing costs {result.caching_us_per_token} us a token: "
+            f"{result.caching_share:.2%}\n"
+            f"a snapshot with {result.snapshot_waiting} waiting takes {result.snapshot_ms} ms\n"
+            f"{json.dumps(asdict(result))}")
+    tell(date, "core", text, keep=settings.save)
 
 
 if __name__ == "__main__":

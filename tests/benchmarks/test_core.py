@@ -1,0 +1,26 @@
+"""What recording and the prefix cache cost: that all cores do the same work, and what is said of it."""
+
+from benchmarks.core import NUM_BLOCKS, Core, Settings, measure, model
+from router.policy import Policy
+from router.recorder import Recorder
+from router.scheduler import Scheduler
+
+TINY = Settings(streams=3, steps=20, turns=2, waiting=5)
+
+
+def test_all_cores_do_the_same_work():
+    facts = model(NUM_BLOCKS)
+    plain, cached = (Scheduler(Policy(look_ahead=1), facts) for _ in range(2))
+    recorded = Recorder(Policy(look_ahead=1), facts, 300.0, 0.0)
+    for core in (plain, recorded, cached):
+        Core(core, facts, 3, shares=core is cached).microseconds(50)
+    assert plain.num_unfinished == recorded.num_unfinished == cached.num_unfinished == 3
+    # In each step a plan, two that come to nothing, and an answer; three requests and the shards that are ready.
+    assert len(recorded.segments()[0].notes) == 50 * 4 + 3 + 1
+
+
+def test_what_it_says():
+    result = measure(TINY)
+    assert result.recording_us_per_token != result.caching_us_per_token
+    assert (result.streams, result.snapshot_waiting) == (3, 5)
+    assert result.snapshot_ms > 0.0
