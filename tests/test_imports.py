@@ -14,9 +14,9 @@ OURS = ("router", "shard", "launcher", "benchmarks")
 ARROWS = {
     "launcher": {"router.config", "shard.config", "shard.logs", "shard.traces"},
     "router": {"shard.pb", "shard.logs", "shard.traces"},
-    # The engine and the recorder are measured from inside, and so is what simulations foresee.
+    # The core and the recorder are measured from inside, and so is what simulations foresee.
     "benchmarks": {"shard", *(f"router.{name}" for name in (
-        "figures", "messages", "policy", "recorder", "request", "scheduler", "simulate", "snapshot"))},
+        "figures", "hashing", "messages", "policy", "recorder", "request", "scheduler", "simulate", "snapshot"))},
     "shard": set(),
 }
 ONLY = {  # packages that few may import

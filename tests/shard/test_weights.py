@@ -1,4 +1,3 @@
-import gc
 import json
 import struct
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import torch
 from checkpoints import tiny_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory import takes_less
 from mutations import KINDS, mutate
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -34,26 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("weights")
     save_file(TENSORS, folder / "model.safetensors")
     return folder
-
-
-def takes_less(num_bytes: float, read: Callable[[], object]) -> bool:
-    """Of the process's own memory. What else it takes at the same time counts as well, but not each time."""
-    return any(most_memory(read) < num_bytes for _ in range(3))
-
-
-def most_memory(read: Callable[[], object]) -> int:
-    """How much more was in use at the worst moment of this, in bytes."""
-    gc.collect()
-    gc.freeze()
-    gc.collect()  # of few objects garbage is found soon, however much there is in this process
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is there now
-    before = in_memory("VmHWM")
-    read()
-    return in_memory("VmHWM") - before
-
-
-def in_memory(what: str) -> int:
-    return int(Path("/proc/self/status").read_text().partition(f"{what}:")[2].split()[0]) * 1024
 
 
 # -- slices
