@@ -107,20 +107,21 @@ else
 	@said=$$(mktemp -d)
 	trap 'kill $$parts; rm -rf $$said; exit 130' INT TERM
 	# The parts share the cores: threads of torch that wait for one another's core take four times as long. Servers come
-	# first: their tests give them some seconds, the others take as long as they take.
+	# first: their tests give them some seconds, the others take as long as they take. Programs come behind the servers, so
+	# that the parts end at nearly the same time.
 	export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 	parts=
-	for part in 'shard tests/shard' 'rest --ignore=tests/shard --ignore=tests/e2e'; do
+	for part in 'shard tests/shard' 'rest --ignore=tests/shard --ignore=tests/e2e --ignore=tests/launcher --ignore=tests/benchmarks'; do
 		set -- $$part; name=$$1; shift
 		nice -n 10 $(PYTEST) "$$@" > $$said/$$name 2>&1 & parts="$$parts $$!"
 	done
-	{ $(PYTEST) tests/e2e || touch $$said/failed; } | tee $$said/e2e
+	{ $(PYTEST) tests/e2e tests/launcher tests/benchmarks || touch $$said/failed; } | tee $$said/programs
 	for part in $$parts; do wait $$part || touch $$said/failed; done
 	cat $$said/shard $$said/rest
 	shown=; while IFS= read -r line; do
 		case $$line in ==*' ERRORS ='*|==*' FAILURES ='*) shown=yes;; esac
 		test ! "$$shown" || printf '%s\n' "$$line"
-	done < $$said/e2e
+	done < $$said/programs
 	code=0; test ! -e $$said/failed || code=1
 	rm -rf $$said
 	exit $$code

@@ -29,6 +29,7 @@ import hypothesis
 import pytest
 import uvloop
 from proc import child_pids, command_line
+from remembering import KEPT
 
 if not Path("/dev/nvidiactl").exists():  # there is no GPU: kernels are interpreted
     os.environ.setdefault("TRITON_INTERPRET", "1")  # looked at when triton is imported
@@ -80,6 +81,7 @@ def own_temporary_folder(config: pytest.Config) -> None:
     """Where tests, and the processes that they start, put temporary files, and nobody else does, not even pytest."""
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="weft-tests-")
+    Path(tempfile.tempdir, KEPT).mkdir()
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"]))
 
 

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from remembering import memory
 
 from router import wire
 from router.config import RouterConfig
@@ -74,7 +75,7 @@ class Loom:
         self._alone: dict[Request, Heard] = {}
         config = ShardConfig(**{"model": str(model), "world_size": ranks, "threads": 1,
                                 "meeting_point": f"{self._meeting.name}/point"} | settings)
-        configs = [replace(config, rank=rank) for rank in range(ranks)]
+        configs = [replace(config, rank=rank, memory=memory(rank)) for rank in range(ranks)]
         loading = [thread.submit(ModelWorker, config) for thread, config in zip(self._threads, configs, strict=True)]
         self.workers = [worker.result() for worker in loading]
         self.everywhere("warmup", pb.WarmupRequest(

@@ -64,9 +64,9 @@ def test_each_says_what_peft_says_and_all_at_once_the_same(weft: Weft) -> None:
 
 
 def test_when_a_shard_is_killed_requests_go_on_by_their_adapters(weft: Weft) -> None:
-    alone = {name: said(weft, name, 120) for name in ("kjv", "pirate")}
+    alone = {name: said(weft, name, 60) for name in ("kjv", "pirate")}
     with ThreadPoolExecutor(4) as clients:
-        answers = [clients.submit(said, weft, name, 120) for name in 2 * [*alone]]
+        answers = [clients.submit(said, weft, name, 60) for name in 2 * [*alone]]
         os.kill(weft.pids("shard.server")[0], signal.SIGKILL)
         assert [answer.result() for answer in answers] == 2 * [*alone.values()]
 

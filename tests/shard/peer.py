@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from remembering import memory
 
 from shard.config import ShardConfig, SimulatedConfig
 from shard.pb import shard_pb2 as pb
@@ -102,9 +103,9 @@ def play(make_worker: Callable[[ShardConfig], Any], folder: Path, story: Callabl
     """Tell a story to as many shards; unless `fresh` they are warmed up and in epoch 1."""
     async def told() -> None:
         async with AsyncExitStack() as stack:
-            configs = [ShardConfig(f"unix:{folder}/{rank}", rank, ranks, gap_timeout, meeting_point=f"{folder}/meet",
-                                   simulated=SimulatedConfig(time_scale=0.0, num_blocks=32, **model))
-                       for rank in range(ranks)]
+            simulated = SimulatedConfig(time_scale=0.0, num_blocks=32, **model)
+            configs = [ShardConfig(f"unix:{folder}/{rank}", rank, ranks, gap_timeout, simulated=simulated,
+                                   meeting_point=f"{folder}/meet", memory=memory(rank)) for rank in range(ranks)]
             # Ranks of a real model wait for each other.
             workers = await asyncio.gather(*(asyncio.to_thread(make_worker, config) for config in configs))
             peers = [await stack.enter_async_context(listen(worker, config))
