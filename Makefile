@@ -119,7 +119,7 @@ else
 	for part in $$parts; do wait $$part || touch $$said/failed; done
 	cat $$said/shard $$said/rest
 	shown=; while IFS= read -r line; do
-		case $$line in ==*' ERRORS ='*|==*' FAILURES ='*) shown=yes;; esac
+		case $$line in ==*' ERRORS ='*|==*' FAILURES ='*|++*' Timeout +'*) shown=yes;; esac
 		test ! "$$shown" || printf '%s\n' "$$line"
 	done < $$said/programs
 	code=0; test ! -e $$said/failed || code=1

@@ -154,7 +154,7 @@ def test_so_is_a_chat_template_that_is_not_there(weft: Callable[..., Any]) -> No
 
 def test_traces_without_what_sends_them_are_told_at_once_with_the_cure(
         weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     assert weft("serve", "--port", "0", "--otlp-endpoint", "http://127.0.0.1:4317") == (
         2, "", "weft: --otlp-endpoint needs packages that are not installed: pip install 'weft[otel]'\n")
 
