@@ -41,9 +41,9 @@ WORDS = ("loom", "weft", "warp", "shuttle", "reed", "heddle", "yarn", "twill", "
 class Settings:
     shape: Literal[tuple(SHAPES)] = "tiny"  # type: ignore[valid-type]  # as many as there are
     "The sizes of the model."
-    runs: Annotated[int, Parameter(validator=Number(gte=2))] = 6
+    runs: Annotated[int, Parameter(validator=Number(gte=2))] = 4
     "How many runs; each but the first is foreseen from the one before."
-    requests: Annotated[int, Parameter(validator=Number(gte=1))] = 600
+    requests: Annotated[int, Parameter(validator=Number(gte=1))] = 1000
     "At least so many requests in a run."
     bursts: Annotated[float, Parameter(validator=Number(gt=0))] = 1.5
     "How many bursts a second come, at random moments."
