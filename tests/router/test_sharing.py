@@ -186,14 +186,16 @@ class SharingMachine(RuleBasedStateMachine):
 
     def hear_of(self, taken=None):
         """What the core did, in its order, up to its taking these blocks."""
-        while self.log:
-            what = self.log.pop(0)
-            if isinstance(what, list):
-                assert taken is not None
-                assert what == list(taken)
-                return
-            self.leave(self.lives.get(what))
-        assert taken is None
+        self.hear_of_leaving()
+        if taken is None:
+            assert not self.log
+        else:
+            assert self.log.pop(0) == list(taken)
+
+    def hear_of_leaving(self):
+        """Who left before the core took the next blocks."""
+        while self.log and not isinstance(self.log[0], list):
+            self.leave(self.lives.get(self.log.pop(0)))
 
     def leave(self, life):
         """What it generated is shared from now on."""
@@ -227,6 +229,7 @@ class SharingMachine(RuleBasedStateMachine):
         return evicted
 
     def enter(self, newcomer, batch):
+        self.hear_of_leaving()
         number, request = newcomer.sequence, newcomer.request
         assert list(newcomer.generated) == self.said[number]
         life = Life(number, request, [*request.prompt, *newcomer.generated], list(newcomer.blocks),
