@@ -40,9 +40,9 @@ class Settings:
     streams: Annotated[int, Parameter(validator=Number(gte=1))] = 64
     "How many sequences decode at once."
     steps: Annotated[int, Parameter(validator=Number(gte=1))] = 100
-    "Steps of each turn; short ones, so that both cores meet the same noise."
+    "Steps of each turn; short ones, so that all cores meet the same noise."
     turns: Annotated[int, Parameter(validator=Number(gte=1))] = 400
-    "Turns of each core; the figures are medians, those of costs ones of differences within a round of turns."
+    "Turns of each core; the figures are medians, and a cost is one of differences within a round of turns."
     waiting: Annotated[int, Parameter(validator=Number(gte=0))] = 1000
     "Requests that wait while a snapshot is taken."
     save: bool = False
@@ -92,7 +92,6 @@ class Core:
         core.plan(self._now + 0.002)
         rows = dict.fromkeys(plan.expects, TOKEN)
         core.complete(plan.order, Answer(1, 0.01, rows, {}), {}, self._now + 0.01)
-
 
     def _request(self, output: int) -> Request:
         name, prompt = f"{self._number}", (self._number,) * PROMPT

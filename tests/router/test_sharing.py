@@ -127,7 +127,6 @@ class SharingMachine(RuleBasedStateMachine):
         for event in events:
             if isinstance(event, Produced):
                 self.accept(event.counts, tokens, before)
-        self.hear_of()
         self.settle()
 
     def tokens_of(self, number, says, ends):
@@ -139,7 +138,6 @@ class SharingMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 99), what=st.sampled_from(["cancel", "hold", "resume"]))
     def client(self, which, what):
         getattr(self.core, what)(list(self.said)[which % len(self.said)], 0.0)
-        self.hear_of()
         self.settle()
 
     @precondition(lambda self: len(self.core.running))
@@ -153,7 +151,6 @@ class SharingMachine(RuleBasedStateMachine):
         numbers = [s.number for s in running if not s.is_ready] or [s.number for s in running] or list(self.said)
         for call in (self.core.hold, self.core.resume):
             call(numbers[which % len(numbers)], 0.0)
-        self.hear_of()
         self.settle()
         self.plan()
 
@@ -179,18 +176,14 @@ class SharingMachine(RuleBasedStateMachine):
             for newcomer in getattr(message, "newcomers", ()):
                 evicted += self.enter(newcomer, message.batch)
             way.fills += [self.write(chunk) for chunk in getattr(message, "chunks", ())]
-        self.hear_of()
         self.ways.append(way)
         self.settle()
         self.check_order_of_eviction(evicted, idle, dropped)
 
-    def hear_of(self, taken=None):
+    def hear_of(self, taken):
         """What the core did, in its order, up to its taking these blocks."""
         self.hear_of_leaving()
-        if taken is None:
-            assert not self.log
-        else:
-            assert self.log.pop(0) == list(taken)
+        assert self.log.pop(0) == list(taken)
 
     def hear_of_leaving(self):
         """Who left before the core took the next blocks."""
@@ -286,6 +279,8 @@ class SharingMachine(RuleBasedStateMachine):
     # -- what must hold
 
     def settle(self):
+        self.hear_of_leaving()
+        assert not self.log
         held = {block for sequence in self.core.sequences for block in sequence.blocks}
         self.calls += 1
         self.idle = {block: self.idle.get(block, self.calls) for block in self.shared.values() if block not in held}
