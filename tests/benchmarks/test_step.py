@@ -1,6 +1,9 @@
 """The decode step's benchmark on a small model: what it compares, and what it says."""
 
+import itertools
 import json
+from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 from checkpoints import tiny_checkpoint
@@ -27,10 +30,20 @@ def test_all_products_of_the_model_run(loaded: Loaded, monkeypatch: pytest.Monke
     products_of(loaded, 1)()
 
 
-def test_what_it_says(loaded: Loaded) -> None:
+def test_what_it_says(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_up, first, second = (9.0, 9.0), (0.5, 0.25), (0.5, 0.375)  # seconds of a step, and of its products
+    seconds = itertools.cycle([*warm_up, *warm_up, *first, *second])
+
+    def timed(run: Callable[[], None]) -> float:
+        run()
+        return next(seconds)
+
+    monkeypatch.setattr("benchmarks.step.timed", timed)
     settings = Settings(batch=(1, 4), context=40, repeat=2)
     points = [measure(loaded, settings, batch) for batch in settings.batch]
     assert [line.split()[0] for line in table(points).splitlines()] == ["batch", "1", "4"]
     told = json.loads(json.dumps(summary(settings, loaded, points, "2025-01-31")))
     assert [point["batch"] for point in told["points"]] == [1, 4]
-    assert all(0 < point.share < 2 for point in points)
+    assert [asdict(point) for point in points] == [
+        {"batch": batch, "step_ms": 500.0, "products_ms": 312.5, "share": 0.625, "least_share": 0.5, "most_share": 0.75,
+         "operations": ""} for batch in settings.batch]

@@ -12,8 +12,11 @@ from serving import body, play
 from router.sequence import State
 from shard.simulated import SimulatedWorker
 
-STREAMS, LAST_STEPS, STREAMING, PLAIN = 330, 50, 60, 60  # clients: of the engine, of /generate_stream, of /generate
+STREAMS, STREAMING, PLAIN = 330, 60, 60  # clients: of the engine, of /generate_stream, of /generate
+IN_PREFILL, IN_LAST_STEP = 10, 40  # clients that leave in this state
 LENGTH, LAST_ARRIVAL = 450, 300  # in steps: how long somebody stays who never leaves, and when the last one comes
+FOREVER = 10**9  # steps
+LONG = 1500  # tokens of a prompt that takes some steps
 
 
 class Noting(SimulatedWorker):
@@ -34,11 +37,13 @@ class Leaver:
     patience: int
     prompt: str
     length: int
+    state: str = ""  # in which it leaves, with all the patience that takes; any if empty
 
     @classmethod
-    def random(cls, dice):
-        return cls(dice.randrange(LAST_ARRIVAL), dice.choice((0, dice.randrange(20), dice.randrange(60))),
-                   "x" * dice.randrange(1, 400), dice.randrange(1, 40))
+    def random(cls, dice, state=""):
+        patience = FOREVER if state else dice.choice((0, dice.randrange(20), dice.randrange(60)))
+        prompt = LONG if state == "prefill" else dice.randrange(1, 400)
+        return cls(dice.randrange(LAST_ARRIVAL), patience, "x" * prompt, dice.randrange(1, 40), state)
 
     async def come_and_go(self, weft, visit):
         """`visit` until the patience is over, or the visit."""
@@ -60,13 +65,12 @@ async def visit_engine(weft, leaver):
         stream.close()
 
 
-async def visit_until_the_last_step(weft, leaver):
-    """All tokens but one were heard, so the last is under way."""
+async def visit_until_its_state(weft, leaver):
     stream = weft.submit(leaver.prompt, leaver.length)
-    heard = Heard(stream.request)
+    sequence = next(one for one in weft.core.sequences if one.request is stream.request)
     try:
-        while len(heard.tokens) < leaver.length - 1:
-            heard.take(await stream.events())
+        while where(sequence) not in (leaver.state, "over"):
+            await weft.shards.reach(weft.shards.num_steps + 1)
     finally:
         stream.close()
 
@@ -83,7 +87,7 @@ async def visit_plain(weft, leaver):
 
 
 def where(sequence):
-    if sequence is None:
+    if sequence is None or sequence.state is State.OVER:
         return "over"
     if sequence.state is State.WAITING:
         return "waiting"
@@ -123,9 +127,12 @@ def test_500_clients_leave_at_random_moments(tmp_path, policy, look_ahead, http)
     async def story(weft):
         dice, departures = random.Random(look_ahead), Departures(weft)
         stays = asyncio.create_task(Heard.all_of(weft.submit("stays", LENGTH)))
-        visits = [visit_engine] * STREAMS + [visit_until_the_last_step] * LAST_STEPS
-        visits += [visit_stream] * STREAMING + [visit_plain] * PLAIN if http else [visit_engine] * (STREAMING + PLAIN)
-        await asyncio.gather(*(Leaver.random(dice).come_and_go(weft, visit) for visit in visits))
+        leavers = [(visit_engine, "")] * STREAMS
+        leavers += [(visit_until_its_state, "prefill")] * IN_PREFILL
+        leavers += [(visit_until_its_state, "last step")] * IN_LAST_STEP
+        leavers += [(visit_stream if http else visit_engine, "")] * STREAMING
+        leavers += [(visit_plain if http else visit_engine, "")] * PLAIN
+        await asyncio.gather(*(Leaver.random(dice, state).come_and_go(weft, visit) for visit, state in leavers))
         (await stays).check(weft.model)
         await weft.check_idle()
         departures.check(weft.ranks[0].worker.present)
