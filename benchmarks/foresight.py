@@ -1,8 +1,10 @@
 """How well `weft simulate` foresees: the first token's times of real runs, each from what another run has taught.
 
-A shard with a small random model, a router and this process, which is the load, talk over real gRPC and HTTP, several
-times in a row, each time with other requests. Each recording but the first is then simulated with the pace of the one
-before. `python -P -m benchmarks.foresight --help` tells the settings. The last line is JSON.
+A shard with a small random model, a router and this process, which is the load, talk over real gRPC and HTTP. The runs
+take turns, a part of each at a time and every part with requests of its own, so that a machine that grows slower does
+so for all of them. The recording of every part is then simulated with the pace of another run's part of the same turn;
+a run is all of its parts together. `python -P -m benchmarks.foresight --help` tells the settings. The last line is
+JSON.
 """
 
 import asyncio
@@ -11,8 +13,8 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -41,9 +43,11 @@ WORDS = ("loom", "weft", "warp", "shuttle", "reed", "heddle", "yarn", "twill", "
 class Settings:
     shape: Literal[tuple(SHAPES)] = "tiny"  # type: ignore[valid-type]  # as many as there are
     "The sizes of the model."
-    runs: Annotated[int, Parameter(validator=Number(gte=2))] = 4
-    "How many runs; each but the first is foreseen from the one before."
-    requests: Annotated[int, Parameter(validator=Number(gte=1))] = 1000
+    runs: Annotated[int, Parameter(validator=Number(gte=2))] = 2
+    "How many runs; each is foreseen from the next one, the last from the first."
+    turns: Annotated[int, Parameter(validator=Number(gte=1))] = 8
+    "In how many parts each run is played."
+    requests: Annotated[int, Parameter(validator=Number(gte=1))] = 2000
     "At least so many requests in a run."
     bursts: Annotated[float, Parameter(validator=Number(gt=0))] = 1.5
     "How many bursts a second come, at random moments."
@@ -56,11 +60,11 @@ class Settings:
 
 
 class Load:
-    def __init__(self, settings: Settings, port: int, session: aiohttp.ClientSession, run: int) -> None:
+    def __init__(self, settings: Settings, port: int, session: aiohttp.ClientSession, seed: int) -> None:
         self._settings = settings
         self._url = f"http://{HOST}:{port}/generate_stream"
         self._session = session
-        self._random = Random(run)
+        self._random = Random(seed)
 
     async def ask(self) -> None:
         words = self._random.choices(WORDS, k=self._random.randint(*self._settings.words))
@@ -73,7 +77,7 @@ class Load:
     async def play(self) -> None:
         began, at, sent = time.perf_counter(), 0.0, 0
         async with asyncio.TaskGroup() as group:
-            while sent < self._settings.requests:
+            while sent < self._settings.requests / self._settings.turns:
                 at += self._random.expovariate(self._settings.bursts)
                 await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
                 size = self._random.randint(1, self._settings.burst)
@@ -82,23 +86,29 @@ class Load:
                     group.create_task(self.ask())
 
 
-async def play(settings: Settings, port: int, run: int) -> None:
+async def play(settings: Settings, port: int, seed: int) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        await Load(settings, port, session, run).play()
+        await Load(settings, port, session, seed).play()
 
 
-def record(settings: Settings, model: str, run: int, folder: Path) -> Path:
-    """The recording of a run, from processes of its own."""
+def record(settings: Settings, model: str, seed: int, folder: Path) -> Path:
+    """The recording of one part, from processes of its own."""
     with serving(2, settings={"max_batch_size": 64}, model=model, record_folder=str(folder)) as server:
-        uvloop.run(play(settings, server.port, run))
+        uvloop.run(play(settings, server.port, seed))
         os.kill(server.router, signal.SIGUSR1)
     (written,) = folder.glob("weft-*.jsonl")  # a router that ends has finished what it began to write
     return written
 
 
-def recordings(settings: Settings, folder: Path) -> list[Path]:
+def recordings(settings: Settings, folder: Path) -> list[list[Path]]:
+    """The parts of each run. Every other turn goes backwards, so that no run is always the first."""
     model = str(make(settings.shape, folder / "model"))
-    return [record(settings, model, run, folder / f"{run}") for run in range(settings.runs)]
+    runs: list[list[Path]] = [[] for _ in range(settings.runs)]
+    for turn in range(settings.turns):
+        for run in list(range(settings.runs))[::-1 if turn % 2 else 1]:
+            seed = turn * settings.runs + run
+            runs[run].append(record(settings, model, seed, folder / f"{seed}"))
+    return runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +119,16 @@ class Foreseen:
     simulated: list[float]
 
     @classmethod
-    def of(cls, run: Path, like: Path) -> "Foreseen":
-        case = Case.read(run, like, seed=0)
+    def of(cls, part: Path, like: Path) -> "Foreseen":
+        case = Case.read(part, like, seed=0)
         assert case.trace.figures is not None
         simulated = [time for seed in range(SEEDS) for time in replace(case, seed=seed).under({}).seconds["ttft"]]
         return cls(case.trace.figures.seconds["ttft"], simulated)
+
+    @classmethod
+    def together(cls, parts: Iterable["Foreseen"]) -> "Foreseen":
+        both = [(part.recorded, part.simulated) for part in parts]
+        return cls(*([time for times in column for time in times] for column in zip(*both, strict=True)))
 
     def error(self, share: int) -> float:
         return percentile(self.simulated, share) / percentile(self.recorded, share) - 1.0
@@ -127,19 +142,21 @@ class Foreseen:
 def bench(settings: Settings = Settings()) -> None:
     """Times to the first token, real and simulated."""
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
-        runs = recordings(settings, Path(folder))
-        pairs = [Foreseen.of(run, like) for like, run in pairwise(runs)]
-    together = Foreseen(
-        [t for pair in pairs for t in pair.recorded], [t for pair in pairs for t in pair.simulated])
+        recorded = recordings(settings, Path(folder))
+        parts = [[Foreseen.of(part, like) for part, like in zip(run, teacher, strict=True)]
+                 for run, teacher in zip(recorded, [*recorded[1:], recorded[0]], strict=True)]
+    runs = [Foreseen.together(run) for run in parts]
     date = today()
     figures: dict[str, Any] = {
-        **{f"p{share}_error": round(together.error(share), 4) for share in SHARES},
-        **{f"p{share}_error_of_runs": [round(pair.error(share), 4) for pair in pairs] for share in SHARES},
-        "requests": len(together.recorded), "shape": settings.shape, "bursts": settings.bursts, "date": date,
-        "hardware": hardware()}
-    typical = ", ".join(f"p{share} {median(abs(pair.error(share)) for pair in pairs):.1%}" for share in SHARES)
-    text = "\n".join([*(f"run {number}: {pair.line()}" for number, pair in enumerate(pairs, 2)),
-                      f"together: {together.line()}", f"a run's error, median: {typical}", json.dumps(figures)])
+        **{f"p{share}_error_of_runs": [round(run.error(share), 4) for run in runs] for share in SHARES},
+        **{f"p{share}_error_of_parts": [[round(part.error(share), 4) for part in run] for run in parts]
+           for share in SHARES},
+        "requests": sum(len(run.recorded) for run in runs), "shape": settings.shape, "bursts": settings.bursts,
+        "date": date, "hardware": hardware()}
+    typical = ", ".join(
+        f"p{share} {median(abs(part.error(share)) for run in parts for part in run):.1%}" for share in SHARES)
+    text = "\n".join([*(f"run {number}: {run.line()}" for number, run in enumerate(runs, 1)),
+                      f"the error of a part, median: {typical}", json.dumps(figures)])
     tell(date, "foresight", text, keep=settings.save)
 
 
