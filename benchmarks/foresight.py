@@ -13,7 +13,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -33,7 +33,7 @@ from router.figures import percentile
 from router.simulate import Case
 
 SHARES = (50, 99)
-SEEDS = 8  # simulations of each run, whose figures are taken together: each begins with other luck
+SEEDS = 8  # simulations of each part, whose figures are taken together: each begins with other luck
 OUTPUT = (8, 48)
 WORDS = ("loom", "weft", "warp", "shuttle", "reed", "heddle", "yarn", "twill", "silk", "wool")
 
@@ -105,7 +105,7 @@ def recordings(settings: Settings, folder: Path) -> list[list[Path]]:
     model = str(make(settings.shape, folder / "model"))
     runs: list[list[Path]] = [[] for _ in range(settings.runs)]
     for turn in range(settings.turns):
-        for run in list(range(settings.runs))[::-1 if turn % 2 else 1]:
+        for run in range(settings.runs)[::-1 if turn % 2 else 1]:
             seed = turn * settings.runs + run
             runs[run].append(record(settings, model, seed, folder / f"{seed}"))
     return runs
@@ -113,7 +113,7 @@ def recordings(settings: Settings, folder: Path) -> list[list[Path]]:
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """Seconds until first tokens of one run."""
+    """Seconds until first tokens, of a part or of a whole run."""
 
     recorded: list[float]
     simulated: list[float]
@@ -126,9 +126,9 @@ class Foreseen:
         return cls(case.trace.figures.seconds["ttft"], simulated)
 
     @classmethod
-    def together(cls, parts: Iterable["Foreseen"]) -> "Foreseen":
-        both = [(part.recorded, part.simulated) for part in parts]
-        return cls(*([time for times in column for time in times] for column in zip(*both, strict=True)))
+    def together(cls, parts: Sequence["Foreseen"]) -> "Foreseen":
+        return cls([time for part in parts for time in part.recorded],
+                   [time for part in parts for time in part.simulated])
 
     def error(self, share: int) -> float:
         return percentile(self.simulated, share) / percentile(self.recorded, share) - 1.0

@@ -13,7 +13,7 @@ from router.sequence import State
 from shard.simulated import SimulatedWorker
 
 STREAMS, STREAMING, PLAIN = 330, 60, 60  # clients: of the engine, of /generate_stream, of /generate
-IN_PREFILL, IN_LAST_STEP = 10, 40  # clients that leave in this state
+IN_PREFILL, IN_LAST_STEP = 10, 40  # more of the engine's, that leave in this state
 LENGTH, LAST_ARRIVAL = 450, 300  # in steps: how long somebody stays who never leaves, and when the last one comes
 FOREVER = 10**9  # steps
 LONG = 1500  # tokens of a prompt that takes some steps
