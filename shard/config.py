@@ -21,7 +21,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 QUANTIZATIONS = ("", "int8")
 ATTENTIONS = ("auto", "reference", "cpu", "triton")
-DIST_BACKENDS = ("auto", "gloo", "nccl")
+DIST_BACKENDS = ("auto", "memory", "nccl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,8 @@ class ShardConfig:
         False, "Whether shards start only where an answer has the same bits whatever else is served at the same time. "
         "On CUDA products are then computed in a way that allows it, and takes longer; on CPU they always are.")
     dist_backend: str = setting(
-        "auto", "How shards exchange partial results. auto: nccl if every shard has a GPU of its own, gloo otherwise.",
+        "auto", "How shards exchange partial results. memory: by memory that all of them see. auto: nccl if every "
+        "shard has a GPU of its own, memory otherwise.",
         choices=DIST_BACKENDS)
     memory_fraction: float | None = setting(
         None, "Share of the memory for the cache. On CUDA of the whole GPU, weights and work space included, by "

@@ -7,13 +7,14 @@ for others to judge: a call that waits longer than TIMEOUT raises only for want 
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed import FileStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]  # not in its list
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in its list
 
-LOOPBACK = "127.0.0.1"
+from shard.exchange import Exchange
+
 TIMEOUT = timedelta(minutes=10)
 
 
@@ -60,68 +61,43 @@ class Alone:
         pass
 
 
-class GlooRanks:
-    """Everybody sends to everybody and adds by itself: gloo's own collectives pass each call through a further thread,
-    which doubles the time of a short one. Tensors of a GPU travel through the host's memory."""
+class HostRanks:
+    """Everybody lays down what it has and adds by itself. Tensors of a GPU travel through the host's memory."""
 
-    def __init__(self, rank: int, size: int, store: Store) -> None:
+    def __init__(self, rank: int, size: int, meeting_point: str) -> None:
         self.rank, self.size = rank, size
-        self._others = [other for other in range(size) if other != rank]
-        gloo: Any = ProcessGroupGloo  # its types lack half of it
-        options = gloo._Options()
-        options._timeout, options._threads = TIMEOUT, 1
-        options._devices = [gloo.create_device(hostname=LOOPBACK)]  # the machine's own name need not resolve
-        self._links = gloo(store, rank, size, options)
+        self._exchange = Exchange(rank, size, meeting_point, TIMEOUT.total_seconds())
 
     def sum(self, x: Tensor) -> Tensor:
-        return add_up(self._exchange(x.cpu())).to(x.device)
+        return joined([add_up(parts) for parts in self._exchange.parts(x.cpu())]).view(x.shape).to(x.device)
 
     def gather(self, x: Tensor) -> Tensor | None:
-        mine = x.cpu().contiguous()
+        wanted = 0 if self.rank else self.size
+        pieces = [[part.clone() for part in parts[:wanted]] for parts in self._exchange.parts(x.cpu())]
         if self.rank:
-            self._links.send([mine], 0, 0).wait()
             return None
-        return torch.cat(self._receive(mine), dim=-1).to(x.device)
+        return torch.cat([joined(part).view(x.shape) for part in zip(*pieces, strict=True)], dim=-1).to(x.device)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        mine = x.cpu().contiguous()
-        if self.rank:
-            self._links.recv([mine], 0, 0).wait()
-            return x if mine is x else x.copy_(mine)
-        self._wait([self._links.send([mine], other, 0) for other in self._others])
-        return x
+        wanted = 1 if self.rank else 0
+        pieces = [part.clone() for parts in self._exchange.parts(x.cpu()) for part in parts[:wanted]]
+        return x.copy_(joined(pieces).view(x.shape)) if self.rank else x
 
     def minimum(self, number: int) -> int:
-        return min(int(part) for part in self._exchange(torch.tensor([number])))
+        [parts] = self._exchange.parts(torch.tensor([number]))
+        return min(int(part) for part in parts)
 
     def close(self) -> None:
-        """Connections and threads end with the last reference."""
-        del self._links
-
-    def _exchange(self, x: Tensor) -> list[Tensor]:
-        """Everybody's tensor, by rank."""
-        mine = x.contiguous()
-        sending = [self._links.send([mine], other, 0) for other in self._others]
-        parts = self._receive(mine)
-        self._wait(sending)
-        return parts
-
-    def _receive(self, mine: Tensor) -> list[Tensor]:
-        parts = [mine if rank == self.rank else torch.empty_like(mine) for rank in range(self.size)]
-        self._wait([self._links.recv([parts[other]], other, 0) for other in self._others])
-        return parts
-
-    @staticmethod
-    def _wait(calls: list[Any]) -> None:
-        for call in calls:
-            call.wait()
+        self._exchange.close()
 
 
 class NcclRanks:
     """One GPU each, the current one of the process, which has only one such group."""
 
-    def __init__(self, rank: int, size: int, store: Store) -> None:
+    def __init__(self, rank: int, size: int, meeting_point: str) -> None:
         self.rank, self.size = rank, size
+        store = FileStore(meeting_point, size)
+        store.set_timeout(TIMEOUT)
         device = torch.device("cuda", torch.cuda.current_device())
         distributed.init_process_group(
             "nccl", store=store, rank=rank, world_size=size, timeout=TIMEOUT, device_id=device)
@@ -155,21 +131,17 @@ class NcclRanks:
         return parts
 
 
-Members = Callable[[int, int, Store], Group]
+Members = Callable[[int, int, str], Group]
 
 BACKENDS: dict[str, Members] = {
-    "gloo": GlooRanks,
+    "memory": HostRanks,
     "nccl": NcclRanks,
 }
 
 
 def join(rank: int, size: int, backend: str, meeting_point: str) -> Group:
     """Returns when all ranks are there. The file `meeting_point` must not have served another group."""
-    if size == 1:
-        return Alone()
-    store = FileStore(meeting_point, size)
-    store.set_timeout(TIMEOUT)
-    return BACKENDS[backend](rank, size, store)
+    return Alone() if size == 1 else BACKENDS[backend](rank, size, meeting_point)
 
 
 def choose_backend(asked: str, device: str, size: int, num_gpus: int) -> str:
@@ -177,10 +149,10 @@ def choose_backend(asked: str, device: str, size: int, num_gpus: int) -> str:
     fits = device == "cuda" and num_gpus >= size
     if asked == "nccl" and not fits:
         raise ValueError(f"--dist-backend nccl needs a GPU for every shard, there are {num_gpus} for {size} shards on "
-                         f"--device {device}; use --dist-backend gloo")
+                         f"--device {device}; use --dist-backend memory")
     if asked != "auto":
         return asked
-    return "nccl" if fits else "gloo"
+    return "nccl" if fits else "memory"
 
 
 def add_up(parts: list[Tensor]) -> Tensor:
@@ -188,6 +160,10 @@ def add_up(parts: list[Tensor]) -> Tensor:
     for part in parts[2:]:
         total += part
     return total
+
+
+def joined(pieces: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def share(count: int, rank: int, size: int) -> range:

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib import import_module
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -58,11 +57,17 @@ def pytest_configure(config: pytest.Config) -> None:
     own_temporary_folder(config)
 
 
+def pytest_collection() -> None:
+    """Garbage is no affair of those who import."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Ranks that are threads need no sockets between them, which cost a sixth of all that the tests take. What was
-    imported for all tests is not looked through for garbage after each, nor what earlier ones left."""
-    if (distributed := sys.modules.get("shard.distributed")) is not None:
-        distributed.BACKENDS["gloo"] = import_module("near").NearRanks
+    """Nobody needs what a worker finds out about the times of large steps. What was imported for all tests is not
+    looked through for garbage after each, nor what earlier ones left."""
+    if (warmup := sys.modules.get("shard.warmup")) is not None:
+        warmup.PATIENCE["cpu"] = warmup.BRIEF = 0.0
+    gc.enable()
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 1_000, 1_000)  # so that what a test made is not among the oldest when it ends

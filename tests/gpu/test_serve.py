@@ -20,7 +20,7 @@ exec {sys.executable} -P -m launcher.cli "$@"
 """
 SHARDS = {
     "one shard": (),
-    "two shards, over the host's memory": ("--num-shard", "2", "--dist-backend", "gloo"),
+    "two shards, over the host's memory": ("--num-shard", "2", "--dist-backend", "memory"),
 }
 
 

@@ -29,7 +29,7 @@ def test_a_rank_is_one_of_the_world() -> None:
     ({"dtype": "int8"}, "dtype must be one of auto, float32, bfloat16, float16, got int8"),
     ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got tpu"),
     ({"attention": "flash"}, "attention must be one of auto, reference, cpu, triton, got flash"),
-    ({"dist_backend": "mpi"}, "dist_backend must be one of auto, gloo, nccl, got mpi"),
+    ({"dist_backend": "mpi"}, "dist_backend must be one of auto, memory, nccl, got mpi"),
 ], ids=str)
 def test_a_setting_out_of_bounds_names_the_bound(wrong: dict[str, Any], rule: str) -> None:
     with pytest.raises(ValueError, match=rule):

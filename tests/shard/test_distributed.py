@@ -2,6 +2,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from shard.distributed import (
     BACKENDS,
     TIMEOUT,
     Alone,
-    GlooRanks,
     Group,
     add_up,
     choose_backend,
@@ -26,12 +26,13 @@ from shard.distributed import (
     share,
 )
 from shard.distributed import __name__ as module
+from shard.exchange import Exchange
 
 SIZES = [2, 3, 4]
 PEER = f"""
 import os, sys, torch
 from {module} import join
-group = join(1, 2, "gloo", sys.argv[1])
+group = join(1, 2, "memory", sys.argv[1])
 torch.manual_seed(1)
 for _ in range(int(sys.argv[2])):
     group.sum(torch.randn(32, 896))
@@ -39,17 +40,12 @@ os._exit(9)
 """
 
 
-@pytest.fixture(autouse=True)
-def over_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BACKENDS, "gloo", GlooRanks)
-
-
 def together(folder: Path, size: int, call: Callable[[Group], Any]) -> list[Any]:
     """What each rank's call returns or raises; every rank is a thread."""
     outcomes: list[Any] = [None] * size
 
     def live(rank: int) -> None:
-        group = join(rank, size, "gloo", str(folder / "meeting"))
+        group = join(rank, size, "memory", str(folder / "meeting"))
         try:
             outcomes[rank] = call(group)
         except Exception as error:
@@ -74,7 +70,7 @@ def peer(folder: Path, num_sums: int) -> Iterator[Group]:
     """The group with a process as rank 1, which joins in so many sums and dies."""
     meeting_point = str(folder / "meeting")
     with subprocess.Popen([sys.executable, "-P", "-c", PEER, meeting_point, str(num_sums)]) as process:
-        group = join(0, 2, "gloo", meeting_point)
+        group = join(0, 2, "memory", meeting_point)
         yield group
         group.close()
         assert process.wait() == 9
@@ -104,6 +100,19 @@ def test_columns_of_a_larger_tensor_can_be_summed(tmp_path: Path) -> None:
     parts = [part(0), part(1)]
     found = together(tmp_path, 2, lambda group: group.sum(parts[group.rank][:, 2:5]))
     assert torch.equal(found[0], (part(0) + part(1))[:, 2:5])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 300_000], ids=["nothing", "a row", "eight megabytes"])
+def test_it_may_be_as_long_as_it_likes(tmp_path: Path, rows: int) -> None:
+    parts = [part(rank, rows) for rank in range(3)]
+
+    def call(group: Group) -> list[torch.Tensor | None]:
+        mine = parts[group.rank]
+        return [group.sum(mine), group.gather(mine), group.broadcast(mine.clone())]
+    total, side_by_side, first = parts[0] + parts[1] + parts[2], torch.cat(parts, dim=-1), parts[0]
+    for rank, found in enumerate(together(tmp_path, 3, call)):
+        for ours, expected in zip(found, [total, None if rank else side_by_side, first], strict=True):
+            assert ours is expected is None or torch.equal(ours, expected)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -163,20 +172,20 @@ def test_two_processes_add_up_until_one_dies_and_the_other_hears_of_it(tmp_path:
                 group.sum(mine)
 
 
-def local_addresses() -> set[str]:
-    """Of all sockets that this process has open, as the system writes them."""
-    links = {str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
-    tables = [Path("/proc/self/net", name).read_text() for name in ("tcp", "tcp6")]
-    lines = [line.split() for table in tables for line in table.splitlines()]
-    return {line[1].split(":")[0] for line in lines if f"socket:[{line[9]}]" in links}
+@pytest.mark.parametrize("rank", [0, 1])
+def test_whoever_waits_in_vain_for_a_rank_to_come_gets_an_error(tmp_path: Path, rank: int) -> None:
+    with pytest.raises(RuntimeError, match=f"a peer of rank {rank} did not come within 0.05 seconds"):
+        Exchange(rank, 2, str(tmp_path / "meeting"), 0.05)
+    assert [*tmp_path.iterdir()] == []
 
 
-def test_ranks_meet_on_the_loopback_address_only(tmp_path: Path) -> None:
-    def call(group: Group) -> set[str]:
-        found = local_addresses()
-        group.minimum(0)
-        return found
-    assert together(tmp_path, 2, call)[0] == {"0100007F"}
+def test_whoever_waits_too_long_for_a_rank_that_came_gets_an_error(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda rank: Exchange(rank, 2, str(tmp_path / "meeting"), 0.05), range(2))
+    with pytest.raises(RuntimeError, match="a peer of rank 0 is gone, or hangs"):
+        next(one.parts(part(0)))
+    one.close()
+    other.close()
 
 
 def test_ranks_wait_longer_than_the_router_that_judges_them() -> None:
@@ -184,7 +193,7 @@ def test_ranks_wait_longer_than_the_router_that_judges_them() -> None:
 
 
 def test_one_rank_is_a_group_without_a_meeting_point() -> None:
-    group = join(0, 1, "gloo", "")
+    group = join(0, 1, "memory", "")
     x = part(0)
     assert isinstance(group, Alone)
     assert all(call(x) is x for call in (group.sum, group.gather, group.broadcast))
@@ -193,10 +202,10 @@ def test_one_rank_is_a_group_without_a_meeting_point() -> None:
 
 
 @pytest.mark.parametrize(("asked", "device", "size", "num_gpus", "chosen"), [
-    ("auto", "cpu", 2, 8, "gloo"),
+    ("auto", "cpu", 2, 8, "memory"),
     ("auto", "cuda", 2, 2, "nccl"),
-    ("auto", "cuda", 2, 1, "gloo"),
-    ("gloo", "cuda", 2, 2, "gloo"),
+    ("auto", "cuda", 2, 1, "memory"),
+    ("memory", "cuda", 2, 2, "memory"),
     ("nccl", "cuda", 2, 2, "nccl"),
 ])
 def test_ranks_talk_over_nccl_when_each_has_a_gpu(
