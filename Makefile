@@ -110,6 +110,7 @@ else
 	# first: their tests give them some seconds, the others take as long as they take. Programs come behind the servers, so
 	# that the parts end at nearly the same time.
 	export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+	export PYTHONDONTWRITEBYTECODE=  # two hundred processes would compile what one has compiled
 	parts=
 	for part in 'shard tests/shard' 'rest --ignore=tests/shard --ignore=tests/e2e --ignore=tests/launcher --ignore=tests/benchmarks'; do
 		set -- $$part; name=$$1; shift

@@ -1,10 +1,12 @@
-"""The routes as a page for people, which needs no script and no other file, and as a document for programs.
+"""The routes as a page for people, which needs no script and no other file, and as a document for programs. Both are
+made when somebody asks for them.
 
 Knows nothing of what routes mean.
 """
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from html import escape
 from typing import Any
 
@@ -24,8 +26,15 @@ Schemas = Mapping[str, Any]
 
 class Docs:
     def __init__(self, compat: str) -> None:
-        self._document = document(compat)
-        self._page = page(self._document, compat)
+        self._compat = compat
+
+    @cached_property
+    def _document(self) -> Mapping[str, Any]:
+        return document(self._compat)
+
+    @cached_property
+    def _page(self) -> str:
+        return page(self._document, self._compat)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/docs", self.docs), web.get("/api-doc/openapi.json", self.openapi)]

@@ -142,7 +142,8 @@ def test_streams_fit_too(weft: Weft) -> None:
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in {
     "paint": {"type": "object", "required": ["colour", "size"], "$defs": {"colour": {"enum": ["red", "blue"]}},
-              "properties": {"colour": {"$ref": "#/$defs/colour"}, "size": {"type": "integer", "maximum": 99}}},
+              "properties": {"colour": {"$ref": "#/$defs/colour"},
+                             "size": {"type": "integer", "minimum": 0, "maximum": 99}}},
     "stop": None}.items()]
 
 
