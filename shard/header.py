@@ -33,11 +33,11 @@ BITS = {
 # None of these goes back over what it has matched, so none takes memory or repeats itself on a long text.
 BLANK = rb"[ \t\n\r]*+"
 STRING = rb'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
-PAIR = STRING + BLANK + b":" + BLANK + STRING + BLANK
 BEGIN = re.compile(rb"\{" + BLANK)
 NAME = re.compile(b"(" + STRING + b")" + BLANK + b":" + BLANK)
 ENTRY = re.compile(rb"\{[^{}]{0,%d}+\}" % (MAX_ENTRY_BYTES - 2))
-STRINGS = re.compile(rb"\{" + BLANK + b"(?:" + PAIR + b"(?:," + BLANK + PAIR + rb")*+)?+\}")
+NO_PAIR = re.compile(rb"\{" + BLANK + rb"\}")
+PAIR = re.compile(STRING + BLANK + b":" + BLANK + STRING + BLANK + rb"([,}])" + BLANK)
 COMMA = re.compile(BLANK + b"," + BLANK)
 END = re.compile(BLANK + rb"\}" + BLANK)
 
@@ -96,7 +96,7 @@ def split(text: Text) -> Iterator[tuple[str, Text]]:
         names.add(name)
         if len(names) > MAX_TENSORS:
             raise ValueError(f"the header has more than {MAX_TENSORS} entries; the first too many is {name}")
-        found = (STRINGS if name == METADATA else ENTRY).match(text, place)
+        found = end_of_strings(text, place) if name == METADATA else ENTRY.match(text, place)
         if not found:
             raise ValueError(f"the entry of {name}, at byte {LENGTH.size + place}, is damaged: {expected(name)}")
         if name != METADATA:
@@ -105,6 +105,16 @@ def split(text: Text) -> Iterator[tuple[str, Text]]:
         ended = END.fullmatch(text, place)
         if not ended:
             place = skip_comma(text, place, name)
+
+
+def end_of_strings(text: Text, place: int) -> re.Match[bytes] | None:
+    """What an object of strings ends with. Pair by pair: before Python 3.11.5 a group that is repeated without going back
+    counts as matched up to where it failed."""
+    begun = BEGIN.match(text, place)
+    pair = begun and (NO_PAIR.match(text, place) or PAIR.match(text, begun.end()))
+    while pair and pair.re is PAIR and pair[1] == b",":
+        pair = PAIR.match(text, pair.end())
+    return pair
 
 
 def read_name(text: Text, place: int) -> tuple[str, int]:

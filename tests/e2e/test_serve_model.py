@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from checkpoints import tiny_checkpoint
 from crowd import LENGTH, NUM_STREAMS, Probe, hear_all
-from launched import PROMPT, WEFT, serving, tokens
+from launched import PROMPT, WEFT, Weft, serving, tokens
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # processes that load torch, some of them twice
@@ -45,32 +45,21 @@ def text(folder: Path, ids: list[int]) -> str:
     return str(AutoTokenizer.from_pretrained(folder).decode(ids, skip_special_tokens=True))
 
 
-@pytest.mark.parametrize("num_shard", [1, 2])
-def test_the_answer_is_that_of_transformers(model: Path, tmp_path: Path, num_shard: int) -> None:
-    ids = expected(model, PROMPT, 40)
-    with serving(tmp_path, str(model), "--num-shard", str(num_shard)) as weft:
-        assert weft.banner[0].startswith(f"weft serves {model} on {num_shard} shard")
-        with weft.post("/generate", 40, details=True) as response:
-            answer = json.load(response)
-        assert [token["id"] for token in answer["details"]["tokens"]] == ids
-        assert answer["generated_text"] == text(model, ids)
-        *_, last = events = list(tokens(weft.post("/generate_stream", 40)))
-        assert [event["token"]["id"] for event in events] == ids
-        assert last["generated_text"] == text(model, ids)
-        told = ("model_id", "model_dtype", "model_device_type", "num_shard", "exact")
-        assert [weft.info()[name] for name in told] == [str(model), "float32", "cpu", num_shard, True]
-        weft.signal(signal.SIGTERM)
-        code, errors = weft.end()
-        assert (code, "Traceback" in errors) == (0, False)
+def says_what_transformers_says(weft: Weft, folder: Path) -> None:
+    ids = expected(folder, PROMPT, 40)
+    with weft.post("/generate", 40, details=True) as response:
+        answer = json.load(response)
+    assert [token["id"] for token in answer["details"]["tokens"]] == ids
+    assert answer["generated_text"] == text(folder, ids)
+    *_, last = events = list(tokens(weft.post("/generate_stream", 40)))
+    assert [event["token"]["id"] for event in events] == ids
+    assert last["generated_text"] == text(folder, ids)
 
 
-def test_an_end_token_of_the_model_ends_the_text(ending_model: Path, tmp_path: Path) -> None:
-    ids = expected(ending_model, PROMPT, 40)
-    with serving(tmp_path, str(ending_model)) as weft, weft.post("/generate", 40, details=True) as response:
-        details = json.load(response)["details"]
-    assert [token["id"] for token in details["tokens"]] == ids
-    assert details["finish_reason"] == "eos_token"
-    assert len(ids) < 40
+def ends_well(weft: Weft) -> bool:
+    weft.signal(signal.SIGTERM)
+    code, errors = weft.end()
+    return (code, "Traceback" in errors) == (0, False)
 
 
 def test_a_model_in_the_cache_of_the_hub_is_served_under_its_name(
@@ -83,7 +72,19 @@ def test_a_model_in_the_cache_of_the_hub_is_served_under_its_name(
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with serving(tmp_path, "org/tiny") as weft:
         assert weft.banner[0].startswith("weft serves org/tiny on 1 shard")
-        assert weft.info()["model_id"] == "org/tiny"
+        told = ("model_id", "model_dtype", "model_device_type", "num_shard", "exact")
+        assert [weft.info()[name] for name in told] == ["org/tiny", "float32", "cpu", 1, True]
+        says_what_transformers_says(weft, model)
+        assert ends_well(weft)
+
+
+def test_an_end_token_of_the_model_ends_the_text(ending_model: Path, tmp_path: Path) -> None:
+    ids = expected(ending_model, PROMPT, 40)
+    with serving(tmp_path, str(ending_model)) as weft, weft.post("/generate", 40, details=True) as response:
+        details = json.load(response)["details"]
+    assert [token["id"] for token in details["tokens"]] == ids
+    assert details["finish_reason"] == "eos_token"
+    assert len(ids) < 40
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line(model: Path, tmp_path: Path) -> None:
@@ -106,6 +107,9 @@ def test_a_model_that_cannot_be_loaded_is_one_line(model: Path, tmp_path: Path) 
 @pytest.mark.parametrize("num_shard", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_shard_that_is_killed_changes_no_token(model: Path, tmp_path: Path, num_shard: int) -> None:
     with serving(tmp_path, str(model), "--num-shard", str(num_shard), *SMALL) as weft:
+        assert weft.banner[0].startswith(f"weft serves {model} on {num_shard} shard")
+        assert weft.info()["num_shard"] == num_shard
+        says_what_transformers_says(weft, model)
         undisturbed = hear_all(weft)
         shards = weft.pids(SHARD)
 
@@ -114,5 +118,6 @@ def test_a_shard_that_is_killed_changes_no_token(model: Path, tmp_path: Path, nu
 
         disturbed = hear_all(weft, kill)
         assert not set(shards) & set(weft.pids(SHARD))
+        assert ends_well(weft)
     assert [len(events) for events in undisturbed] == [LENGTH] * NUM_STREAMS
     assert disturbed == undisturbed

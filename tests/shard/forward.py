@@ -40,30 +40,32 @@ def read_model(folder: Path, dtype: torch.dtype, group: Group, quantize: str = "
     return model
 
 
-def run(model: Decoder, group: Group, dtype: torch.dtype, backend: str = "reference") -> Outcome:
-    num_blocks = -(-len(PROMPT) // 16)
+def run(model: Decoder, group: Group, dtype: torch.dtype, backend: str = "reference",
+        prompt: list[int] = PROMPT) -> Outcome:
+    num_blocks = -(-len(prompt) // 16)
     cache = Cache(model.num_layers, model.num_kv_heads, model.head_dim, block_size=16, num_blocks=num_blocks,
                   dtype=dtype, device=CPU)
     attention = make_attention(backend, model.config.num_heads // group.size, model.num_kv_heads, model.head_dim,
                                Variant(model.config.scale, model.config.softcap, model.config.windows))
-    sequence = Sequence(id=0, tokens=PROMPT, num_prompt_tokens=len(PROMPT), num_given=len(PROMPT), computed=0,
+    sequence = Sequence(id=0, tokens=prompt, num_prompt_tokens=len(prompt), num_given=len(prompt), computed=0,
                         num_cached=0, blocks=list(range(num_blocks)), key=0, sampling=Sampling(),
                         prompt_logprobs=False, adapter=0, grammar=0)
     with torch.inference_mode():
-        inputs = build(Step(chunks=[Chunk(sequence, 0, len(PROMPT))]), cache, attention, CPU)
+        inputs = build(Step(chunks=[Chunk(sequence, 0, len(prompt))]), cache, attention, CPU)
         hidden = model.hidden(inputs, cache, attention).clone()
         return Outcome(hidden, model.logits(hidden))
 
 
-def outcomes(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = "reference") -> list[Outcome]:
-    return side_by_side(num_ranks, lambda group: run(read_model(folder, dtype, group), group, dtype, backend))
+def outcomes(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = "reference",
+             prompt: list[int] = PROMPT) -> list[Outcome]:
+    return side_by_side(num_ranks, lambda group: run(read_model(folder, dtype, group), group, dtype, backend, prompt))
 
 
 @cache
-def oracle(folder: Path, dtype: torch.dtype) -> Outcome:
+def oracle(folder: Path, dtype: torch.dtype, length: int = len(PROMPT)) -> Outcome:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     with torch.inference_mode():
-        said = model(torch.tensor([PROMPT]), output_hidden_states=True)
+        said = model(torch.tensor([PROMPT[:length]]), output_hidden_states=True)
     return Outcome(said.hidden_states[-1][0], said.logits[0].float())
 
 
@@ -83,11 +85,11 @@ def agrees_everywhere(folder: Path) -> None:
 
 
 def agrees(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = "reference", *,
-           measure: Callable[[Tensor, Tensor], float] | None = None) -> None:
+           measure: Callable[[Tensor, Tensor], float] | None = None, length: int = len(PROMPT)) -> None:
     """In float32 with transformers; in bfloat16 it is as near to transformers' float32 as transformers is."""
     measure = measure or distance
-    first, *others = outcomes(folder, dtype, num_ranks, backend)
-    exact, same = oracle(folder, torch.float32), oracle(folder, dtype)
+    first, *others = outcomes(folder, dtype, num_ranks, backend, PROMPT[:length])
+    exact, same = oracle(folder, torch.float32, length), oracle(folder, dtype, length)
     assert first.logits is not None
     assert first.logits.dtype == torch.float32
     assert all(other.logits is None and torch.equal(other.hidden, first.hidden) for other in others)
