@@ -54,7 +54,8 @@ def test_metadata_is_left_out_whatever_strings_it_has(metadata: str) -> None:
 
 
 @pytest.mark.parametrize("metadata", [
-    '{"a": 1}', "[]", '{"a": {}}', '{"a": "b",}', '{"a": "b" "c": "d"}', '{"a": "b", "c"}', '{"a": "b', '{"a"}', '{"a":}'])
+    '{"a": 1}', "[]", '{"a": {}}', '{"a": "b",}', '{"a": "b" "c": "d"}', '{"a": "b", "c"}', '{"a": "b', '{"a"}',
+    '{"a":}'])
 def test_metadata_of_anything_else_is_refused(metadata: str) -> None:
     assert "the entry of __metadata__, at byte 25, is damaged" in refused(f'{{"__metadata__": {metadata}}}')
 
