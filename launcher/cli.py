@@ -148,7 +148,7 @@ def check_readable(path: str, flag: str) -> None:
 
 
 def checked(folder: str) -> str:
-    if len(folder) + len("/shard-00.sock") > LONGEST_SOCKET_PATH:
+    if len(os.fsencode(folder)) + len("/shard-00.sock") > LONGEST_SOCKET_PATH:
         raise Failed(f"the name of the temporary folder {folder} is too long for sockets; set TMPDIR to a shorter one")
     return folder
 

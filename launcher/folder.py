@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 PREFIX, ANY = "weft-", "weft-????????"  # what tempfile makes of it
-OURS = ("shard-*.sock", "meeting-*")
+OURS = ("shard-*.sock", "meeting-*", "progress-*")
 
 
 @contextmanager

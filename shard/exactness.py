@@ -57,15 +57,15 @@ class Gate:
 
     @torch.inference_mode()
     def verdict(self) -> str:
-        """What differs, or nothing. Each case finds in the cache what those before it left, which has the right bits as
-        long as none of them differs."""
-        expected = self._alone()
+        """What differs first, or nothing. Each case finds in the cache what those before it left, which has the right
+        bits as long as none of them differs. All are run in any case: other ranks may see no difference yet."""
+        expected, found = self._alone(), ""
         for name, case in self._cases():
             bits = case()
             different = [part for part in bits if not same_bits(bits[part], expected[part])]
-            if different:
-                return f"{name} has other bits in {' and '.join(different)} than the same prompt alone"
-        return ""
+            if different and not found:
+                found = f"{name} has other bits in {' and '.join(different)} than the same prompt alone"
+        return found
 
     def _cases(self) -> list[tuple[str, Callable[[], Bits]]]:
         among = [("a prompt among others", self._among)] if self._look.prompts else []

@@ -1,5 +1,5 @@
 """What ranks that are processes of one machine lay before each other: memory that all of them see, and sockets by which
-each tells the others that its part is there. Knows nothing of what is done with it."""
+each tells the others that its part is there, and how long it is. Knows nothing of what is done with it."""
 
 import mmap
 import os
@@ -15,7 +15,7 @@ from torch import Tensor
 
 PIECE = 2**20  # bytes that a rank lays down at once
 PAUSE = 0.005  # seconds until a rank that is not there yet is looked for again
-READY = b"\0"
+SIGNAL = 4  # bytes that say how long a piece is
 
 
 class Exchange:
@@ -44,7 +44,7 @@ class Exchange:
             places = [memory[begin:begin + piece.nbytes].view(piece.dtype) for memory in self._memory]
             self._turn = 1 - self._turn
             places[self._rank].copy_(piece)
-            self._wait_for_all()
+            self._wait_for_all(piece.nbytes)
             yield places
 
     def close(self) -> None:
@@ -55,15 +55,19 @@ class Exchange:
 
     __del__ = close  # nobody tells a shard's group that it ends
 
-    def _wait_for_all(self) -> None:
+    def _wait_for_all(self, size: int) -> None:
+        """For a piece of so many bytes from everybody."""
+        mine = size.to_bytes(SIGNAL, "little")
         try:
             for link in self._links:
-                link.send(READY)
-            all_there = all(link.recv(1) for link in self._links)
+                link.send(mine)
+            told = [link.recv(SIGNAL) for link in self._links]
         except OSError as error:
             raise RuntimeError(f"a peer of rank {self._rank} is gone, or hangs: {error}") from error
-        if not all_there:
+        if b"" in told:
             raise RuntimeError(f"a peer of rank {self._rank} is gone")
+        if told.count(mine) < len(told):
+            raise RuntimeError(f"rank {self._rank} and a peer are not in step: {size} bytes here, others there")
 
     def _meet(self, mine: int, meeting_point: str, timeout: float) -> None:
         """With each of the others there is a link then, and each sees the other's memory. The higher number calls."""
@@ -84,8 +88,11 @@ class Exchange:
                 os.unlink(own)
 
     def _greet(self, link: socket.socket, mine: int) -> None:
-        socket.send_fds(link, [bytes([self._rank])], [mine])
-        number, descriptors, *_ = socket.recv_fds(link, 1, 1)
+        try:
+            socket.send_fds(link, [bytes([self._rank])], [mine])
+            number, descriptors, *_ = socket.recv_fds(link, 1, 1)
+        except ConnectionError:
+            descriptors = []
         if not descriptors:
             raise RuntimeError(f"a peer of rank {self._rank} is gone")
         self._memory[number[0]] = mapped(descriptors[0])
@@ -93,10 +100,10 @@ class Exchange:
 
 
 def anonymous_file(size: int) -> int:
-    """A descriptor of memory without a name, which ends with the last who has it."""
-    if hasattr(os, "memfd_create"):
+    """A descriptor of memory without a name, which ends with the last who has it; of a file where that is forbidden."""
+    try:
         descriptor = os.memfd_create("weft-ranks", os.MFD_CLOEXEC)
-    else:
+    except (AttributeError, OSError):
         with TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
     os.truncate(descriptor, size)

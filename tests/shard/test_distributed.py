@@ -1,9 +1,10 @@
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,8 @@ def peer(folder: Path, num_sums: int) -> Iterator[Group]:
     """The group with a process as rank 1, which joins in so many sums and dies."""
     meeting_point = str(folder / "meeting")
     with subprocess.Popen([sys.executable, "-P", "-c", PEER, meeting_point, str(num_sums)]) as process:
-        group = join(0, 2, "memory", meeting_point)
-        yield group
-        group.close()
+        with closing(join(0, 2, "memory", meeting_point)) as group:
+            yield group
         assert process.wait() == 9
 
 
@@ -179,13 +179,33 @@ def test_whoever_waits_in_vain_for_a_rank_to_come_gets_an_error(tmp_path: Path, 
     assert [*tmp_path.iterdir()] == []
 
 
-def test_whoever_waits_too_long_for_a_rank_that_came_gets_an_error(tmp_path: Path) -> None:
+@contextmanager
+def two(folder: Path) -> Iterator[list[Exchange]]:
+    """That wait for each other for a second."""
     with ThreadPoolExecutor(2) as pool:
-        one, other = pool.map(lambda rank: Exchange(rank, 2, str(tmp_path / "meeting"), 0.05), range(2))
-    with pytest.raises(RuntimeError, match="a peer of rank 0 is gone, or hangs"):
+        found = list(pool.map(lambda rank: Exchange(rank, 2, str(folder / "meeting"), 1.0), range(2)))
+    yield found
+    for each in found:
+        each.close()
+
+
+def test_whoever_waits_too_long_for_a_rank_that_came_gets_an_error(tmp_path: Path) -> None:
+    with two(tmp_path) as (one, _), pytest.raises(RuntimeError, match="a peer of rank 0 is gone, or hangs"):
         next(one.parts(part(0)))
-    one.close()
-    other.close()
+
+
+def test_ranks_that_are_not_in_step_get_an_error(tmp_path: Path) -> None:
+    with two(tmp_path) as ranks, ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(next, rank.parts(x)) for rank, x in zip(ranks, (part(0), part(0)[1:]), strict=True)]
+        assert all("not in step" in str(call.exception()) for call in calls)
+
+
+def test_where_memory_without_a_name_is_forbidden_a_file_will_do(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise PermissionError
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert torch.equal(together(tmp_path, 2, lambda group: group.sum(part(group.rank)))[0], part(0) + part(1))
 
 
 def test_ranks_wait_longer_than_the_router_that_judges_them() -> None:

@@ -70,6 +70,25 @@ def test_a_thorough_look_finds_what_depends_on_many_prompts(layer: Decoder, monk
     assert gate(layer, look=THOROUGH).verdict().startswith("a prompt among others has other bits in hidden states")
 
 
+def test_a_rank_that_finds_a_difference_goes_on_with_those_that_do_not(
+        layer: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first has logits."""
+    original, count = Decoder.hidden, 0
+
+    def counted(*given: Any) -> Tensor:
+        nonlocal count
+        count += 1
+        return original(*given)
+
+    monkeypatch.setattr(Decoder, "hidden", counted)
+    assert gate(layer).verdict() == ""
+    usual, count = count, 0
+    logits = Decoder.logits
+    monkeypatch.setattr(Decoder, "logits", lambda self, hidden: spoiled(logits, self, hidden, 1))
+    assert gate(layer).verdict().endswith("has other bits in logits than the same prompt alone")
+    assert count == usual
+
+
 def test_attention_that_depends_on_the_cut_of_the_prompt_is_found(layer: Decoder) -> None:
     config = layer.config
     reference = make_attention("reference", config.num_heads, config.num_kv_heads, config.head_dim)
