@@ -20,7 +20,8 @@ SIGNAL = 4  # bytes that say how long a piece is
 
 class Exchange:
     def __init__(self, rank: int, size: int, meeting_point: str, timeout: float) -> None:
-        """Returns when all ranks are there. `timeout` is in seconds, for whatever has to be waited for."""
+        """Returns when all ranks are there. They meet at sockets whose names begin with `meeting_point`, and which are
+        gone then. `timeout` is in seconds, for whatever has to be waited for."""
         self._rank = rank
         self._turn = 0
         self._links: list[socket.socket] = []
@@ -66,7 +67,7 @@ class Exchange:
             raise RuntimeError(f"a peer of rank {self._rank} is gone, or hangs: {error}") from error
         if b"" in told:
             raise RuntimeError(f"a peer of rank {self._rank} is gone")
-        if told.count(mine) < len(told):
+        if any(theirs != mine for theirs in told):
             raise RuntimeError(f"rank {self._rank} and a peer are not in step: {size} bytes here, others there")
 
     def _meet(self, mine: int, meeting_point: str, timeout: float) -> None:

@@ -110,9 +110,11 @@ def split(text: Text) -> Iterator[tuple[str, Text]]:
 def end_of_strings(text: Text, place: int) -> re.Match[bytes] | None:
     """What an object of strings ends with. Pair by pair: before Python 3.11.5 a group that is repeated without going
     back counts as matched up to where it failed."""
-    begun = BEGIN.match(text, place)
-    pair = begun and (NO_PAIR.match(text, place) or PAIR.match(text, begun.end()))
-    while pair and pair.re is PAIR and pair[1] == b",":
+    nothing, begun = NO_PAIR.match(text, place), BEGIN.match(text, place)
+    if nothing or not begun:
+        return nothing
+    pair = PAIR.match(text, begun.end())
+    while pair and pair[1] == b",":
         pair = PAIR.match(text, pair.end())
     return pair
 

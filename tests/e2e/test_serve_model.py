@@ -45,8 +45,12 @@ def text(folder: Path, ids: list[int]) -> str:
     return str(AutoTokenizer.from_pretrained(folder).decode(ids, skip_special_tokens=True))
 
 
-def says_what_transformers_says(weft: Weft, folder: Path) -> None:
+def says_what_transformers_says(weft: Weft, folder: Path, name: str, num_shard: int) -> None:
+    """And ends well."""
     ids = expected(folder, PROMPT, 40)
+    assert weft.banner[0].startswith(f"weft serves {name} on {num_shard} shard")
+    told = ("model_id", "model_dtype", "model_device_type", "num_shard", "exact")
+    assert [weft.info()[key] for key in told] == [name, "float32", "cpu", num_shard, True]
     with weft.post("/generate", 40, details=True) as response:
         answer = json.load(response)
     assert [token["id"] for token in answer["details"]["tokens"]] == ids
@@ -54,6 +58,14 @@ def says_what_transformers_says(weft: Weft, folder: Path) -> None:
     *_, last = events = list(tokens(weft.post("/generate_stream", 40)))
     assert [event["token"]["id"] for event in events] == ids
     assert last["generated_text"] == text(folder, ids)
+    weft.signal(signal.SIGTERM)
+    code, errors = weft.end()
+    assert (code, "Traceback" in errors) == (0, False)
+
+
+def test_the_answer_is_that_of_transformers(model: Path, tmp_path: Path) -> None:
+    with serving(tmp_path, str(model)) as weft:
+        says_what_transformers_says(weft, model, str(model), 1)
 
 
 def test_a_model_in_the_cache_of_the_hub_is_served_under_its_name(
@@ -64,14 +76,8 @@ def test_a_model_in_the_cache_of_the_hub_is_served_under_its_name(
     (kept / "snapshots").mkdir()
     (kept / "snapshots" / "0123abcd").symlink_to(model)
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    with serving(tmp_path, "org/tiny") as weft:
-        assert weft.banner[0].startswith("weft serves org/tiny on 1 shard")
-        told = ("model_id", "model_dtype", "model_device_type", "num_shard", "exact")
-        assert [weft.info()[name] for name in told] == ["org/tiny", "float32", "cpu", 1, True]
-        says_what_transformers_says(weft, model)
-        weft.signal(signal.SIGTERM)
-        code, errors = weft.end()
-        assert (code, "Traceback" in errors) == (0, False)
+    with serving(tmp_path, "org/tiny", "--num-shard", "2") as weft:
+        says_what_transformers_says(weft, model, "org/tiny", 2)
 
 
 def test_an_end_token_of_the_model_ends_the_text(ending_model: Path, tmp_path: Path) -> None:
@@ -103,9 +109,6 @@ def test_a_model_that_cannot_be_loaded_is_one_line(model: Path, tmp_path: Path) 
 @pytest.mark.parametrize("num_shard", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_shard_that_is_killed_changes_no_token(model: Path, tmp_path: Path, num_shard: int) -> None:
     with serving(tmp_path, str(model), "--num-shard", str(num_shard), *SMALL) as weft:
-        assert weft.banner[0].startswith(f"weft serves {model} on {num_shard} shard")
-        assert weft.info()["num_shard"] == num_shard
-        says_what_transformers_says(weft, model)
         undisturbed = hear_all(weft)
         shards = weft.pids(SHARD)
 

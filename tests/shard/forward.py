@@ -41,24 +41,24 @@ def read_model(folder: Path, dtype: torch.dtype, group: Group, quantize: str = "
 
 
 def run(model: Decoder, group: Group, dtype: torch.dtype, backend: str = "reference",
-        prompt: list[int] = PROMPT) -> Outcome:
-    num_blocks = -(-len(prompt) // 16)
+        length: int = len(PROMPT)) -> Outcome:
+    num_blocks = -(-length // 16)
     cache = Cache(model.num_layers, model.num_kv_heads, model.head_dim, block_size=16, num_blocks=num_blocks,
                   dtype=dtype, device=CPU)
     attention = make_attention(backend, model.config.num_heads // group.size, model.num_kv_heads, model.head_dim,
                                Variant(model.config.scale, model.config.softcap, model.config.windows))
-    sequence = Sequence(id=0, tokens=prompt, num_prompt_tokens=len(prompt), num_given=len(prompt), computed=0,
+    sequence = Sequence(id=0, tokens=PROMPT[:length], num_prompt_tokens=length, num_given=length, computed=0,
                         num_cached=0, blocks=list(range(num_blocks)), key=0, sampling=Sampling(),
                         prompt_logprobs=False, adapter=0, grammar=0)
     with torch.inference_mode():
-        inputs = build(Step(chunks=[Chunk(sequence, 0, len(prompt))]), cache, attention, CPU)
+        inputs = build(Step(chunks=[Chunk(sequence, 0, length)]), cache, attention, CPU)
         hidden = model.hidden(inputs, cache, attention).clone()
         return Outcome(hidden, model.logits(hidden))
 
 
 def outcomes(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = "reference",
-             prompt: list[int] = PROMPT) -> list[Outcome]:
-    return side_by_side(num_ranks, lambda group: run(read_model(folder, dtype, group), group, dtype, backend, prompt))
+             length: int = len(PROMPT)) -> list[Outcome]:
+    return side_by_side(num_ranks, lambda group: run(read_model(folder, dtype, group), group, dtype, backend, length))
 
 
 @cache
@@ -88,7 +88,7 @@ def agrees(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = 
            measure: Callable[[Tensor, Tensor], float] | None = None, length: int = len(PROMPT)) -> None:
     """In float32 with transformers; in bfloat16 it is as near to transformers' float32 as transformers is."""
     measure = measure or distance
-    first, *others = outcomes(folder, dtype, num_ranks, backend, PROMPT[:length])
+    first, *others = outcomes(folder, dtype, num_ranks, backend, length)
     exact, same = oracle(folder, torch.float32, length), oracle(folder, dtype, length)
     assert first.logits is not None
     assert first.logits.dtype == torch.float32
