@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
@@ -88,7 +88,7 @@ def serving(folder: Path, *arguments: str, command: Sequence[str | Path] = (WEFT
             weft.end()
 
 
-def tokens(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+def tokens(response: HTTPResponse) -> Generator[dict[str, Any]]:
     """The events, one for each token; the response is closed with the last."""
     with response:
         for line in response:

@@ -5,10 +5,12 @@ the grammar, and then told at once."""
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from threading import Event
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -18,6 +20,9 @@ from fitting import fits
 from launched import Weft, serving, tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+Asked = TypeVar("Asked")
+Result = TypeVar("Result")
 
 PROMPT = "Once upon a time"
 WORD = {"type": "string", "maxLength": 4}
@@ -98,11 +103,14 @@ def generated(weft: Weft, grammar: Any, seed: int) -> str:
     return str(answer["generated_text"])
 
 
+def at_once(ask: Callable[[Asked], Result], asked: Iterable[Asked]) -> list[Result]:
+    with ThreadPoolExecutor(8) as clients:
+        return [*clients.map(ask, asked)]
+
+
 def test_json_always_parses_and_validates(weft: Weft) -> None:
     asked = [(name, seed) for name in SCHEMAS for seed in range(2)]
-    with ThreadPoolExecutor(8) as clients:
-        texts = list(clients.map(
-            lambda one: generated(weft, {"type": "json", "value": SCHEMAS[one[0]]}, one[1]), asked))
+    texts = at_once(lambda one: generated(weft, {"type": "json", "value": SCHEMAS[one[0]]}, one[1]), asked)
     for (name, _), text in zip(asked, texts, strict=True):
         assert fits(SCHEMAS[name], json.loads(text)), (name, text)
     assert len(set(texts)) > len(SCHEMAS)
@@ -110,8 +118,7 @@ def test_json_always_parses_and_validates(weft: Weft) -> None:
 
 def test_regular_expressions_fit_the_whole_answer(weft: Weft) -> None:
     asked = [(pattern, seed) for pattern in REGEXES for seed in range(2)]
-    with ThreadPoolExecutor(8) as clients:
-        texts = list(clients.map(lambda one: generated(weft, {"type": "regex", "value": one[0]}, one[1]), asked))
+    texts = at_once(lambda one: generated(weft, {"type": "regex", "value": one[0]}, one[1]), asked)
     assert [text for (pattern, _), text in zip(asked, texts, strict=True) if not re.fullmatch(pattern, text)] == []
 
 
@@ -119,17 +126,22 @@ def test_a_grammar_is_the_same_in_every_spelling_and_dialect(weft: Weft) -> None
     schema = SCHEMAS["types"]
     spelled = [{"type": "json", "value": schema}, {"type": "json_object", "value": json.dumps(schema)},
                {"type": "json_schema", "value": {"name": "it", "schema": schema}}]
-    assert len({generated(weft, grammar, 7) for grammar in spelled}) == 1
+    assert len(set(at_once(lambda grammar: generated(weft, grammar, 7), spelled))) == 1
     chat = {"messages": [{"role": "user", "content": PROMPT}], "seed": 7, "max_tokens": 400}
     formats = [{"type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": True}}, *spelled,
                {"type": "json_object", "schema": schema}]
-    texts = set()
-    for response_format in formats:
-        status, answer = post(weft, "/v1/chat/completions", chat | {"response_format": response_format})
-        assert (status, answer["choices"][0]["finish_reason"]) == (200, "stop")
-        texts.add(answer["choices"][0]["message"]["content"])
-    [text] = texts
+    choices = at_once(lambda form: only_choice(weft, chat | {"response_format": form}), formats)
+    assert {choice["finish_reason"] for choice in choices} == {"stop"}
+    [text] = {choice["message"]["content"] for choice in choices}
     assert fits(schema, json.loads(text))
+
+
+def only_choice(weft: Weft, asked: dict[str, Any]) -> dict[str, Any]:
+    """Of a chat."""
+    status, answer = post(weft, "/v1/chat/completions", asked)
+    assert status == 200, answer
+    [choice] = answer["choices"]
+    return dict(choice)
 
 
 def test_streams_fit_too(weft: Weft) -> None:
@@ -155,10 +167,7 @@ def test_a_model_that_must_call_does(weft: Weft, choice: Any, names: set[str]) -
     asked = {"messages": [{"role": "user", "content": PROMPT}], "tools": TOOLS, "tool_choice": choice,
              "max_tokens": 400}
     found = set()
-    for seed in range(4):
-        status, answer = post(weft, "/v1/chat/completions", asked | {"seed": seed})
-        assert status == 200, answer
-        [told] = answer["choices"]
+    for told in at_once(lambda seed: only_choice(weft, asked | {"seed": seed}), range(4)):
         [call] = told["message"]["tool_calls"]
         arguments = json.loads(call["function"]["arguments"])
         assert told["finish_reason"] == "tool_calls"
@@ -195,20 +204,26 @@ def noticed_by_nobody(took: float, gap: float) -> bool:
 
 def refused(weft: Weft, grammar: Any) -> tuple[float, float]:
     """How long it took to refuse a grammar, and the longest that another's stream waited for a token meanwhile."""
-    stream = tokens(weft.post("/generate_stream", 300))
+    stream, is_refused = tokens(weft.post("/generate_stream", 1900)), Event()
     assert next(stream)["index"] == 1
     with ThreadPoolExecutor(1) as reader:
-        gaps = reader.submit(longest_gap, stream)
+        gaps = reader.submit(longest_gap, stream, is_refused)
         began = monotonic()
         status, answer = post(weft, "/generate", {"inputs": PROMPT, "parameters": {"grammar": grammar}})
         took = monotonic() - began
+        is_refused.set()
     assert 400 <= status < 500, answer
     assert len(answer["error"]) < 1000
     return took, gaps.result()
 
 
-def longest_gap(stream: Iterator[dict[str, Any]]) -> float:
-    last, longest = monotonic(), 0.0
-    for _ in stream:
-        longest, last = max(longest, monotonic() - last), monotonic()
+def longest_gap(stream: Generator[dict[str, Any]], over: Event) -> float:
+    """Between tokens, until it is over and some more have come."""
+    last, longest, left = monotonic(), 0.0, 20
+    with closing(stream):
+        for _ in stream:
+            longest, last = max(longest, monotonic() - last), monotonic()
+            left -= over.is_set()
+            if not left:
+                break
     return longest

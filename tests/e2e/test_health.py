@@ -126,7 +126,7 @@ def test_of_many_simulated_requests_only_the_poisonous_one_fails(tmp_path: Path)
 
 
 @pytest.mark.parametrize("seconds", [
-    4.0, pytest.param(600.0, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+    2.0, pytest.param(600.0, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
 def test_a_server_that_is_full_is_ready_all_the_time(model: Path, tmp_path: Path, seconds: float) -> None:
     with serving(tmp_path, str(model), *SMALL, "--max-concurrent-requests", "64") as weft:
         looks = asyncio.run(look_at_a_full_server(weft, seconds))
