@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from itertools import accumulate, product
 from typing import TypeVar
 
@@ -74,9 +75,7 @@ class Histogram:
         self.sum = 0.0
         self._bounds = family.bounds
         self._counts = [0] * (len(family.bounds) + 1)
-        self._before = [*(family.sample(values, "_bucket", number(bound)) for bound in family.bounds),
-                        family.sample(values, "_bucket", "+Inf"), family.sample(values, "_sum"),
-                        family.sample(values, "_count")]
+        self._before = samples(family, values)
 
     def observe(self, value: float, times: int = 1) -> None:
         self._counts[bisect_left(self._bounds, value)] += times
@@ -92,6 +91,14 @@ class Histogram:
             yield f"{before}{below}\n"
         yield f"{total}{number(self.sum)}\n"
         yield f"{count}{self.count}\n"
+
+
+@cache
+def samples(family: Family, values: Values) -> list[str]:
+    """All lines of a histogram, up to their numbers."""
+    bounds = [*map(number, family.bounds), "+Inf"]
+    return [*(family.sample(values, "_bucket", bound) for bound in bounds),
+            family.sample(values, "_sum"), family.sample(values, "_count")]
 
 
 M = TypeVar("M", Counter, Histogram)
