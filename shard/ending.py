@@ -1,4 +1,4 @@
-"""How processes of a server end, all alike: at once. Router and launcher use this too."""
+"""How processes of a server end, all alike: at once. The router uses this too."""
 
 import os
 import sys
