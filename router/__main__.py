@@ -39,7 +39,6 @@ from router.startup import Startup
 from router.store import Store
 from router.tokenizer import Tokenizer, byte_tokenizer
 from router.validation import Validator
-from shard.ending import end
 from shard.logs import start_logging
 from shard.traces import Sender, make_sender
 
@@ -211,7 +210,7 @@ def main() -> None:
     order = Order.from_json(sys.argv[1], os.environ.get(API_KEY, ""), os.environ.pop(HUB_TOKEN, ""))
     start_logging("router", order.logs)
     with suppress(asyncio.CancelledError):
-        end(uvloop.run(serve(order)))
+        raise SystemExit(uvloop.run(serve(order)))
 
 
 if __name__ == "__main__":

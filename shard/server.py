@@ -23,7 +23,6 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shard.config import ShardConfig
-from shard.ending import end
 from shard.logs import start_logging
 from shard.pb import shard_pb2_grpc
 from shard.progress import LOAD, WARM_UP, Lines, OnProgress, telling, untold
@@ -213,7 +212,7 @@ def main() -> None:
     config = ShardConfig.from_json(sys.argv[1])
     start_logging(f"shard {config.rank}", config.logs)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to stop in order
-    end(asyncio.run(serve(config)))
+    raise SystemExit(asyncio.run(serve(config)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 OURS = ("router", "shard", "launcher", "benchmarks")
 ARROWS = {
     "launcher": {"router.config", "shard.config", "shard.logs", "shard.traces"},
-    "router": {"shard.pb", "shard.ending", "shard.logs", "shard.traces"},
+    "router": {"shard.pb", "shard.logs", "shard.traces"},
     # The core and the recorder are measured from inside, and so is what simulations foresee.
     "benchmarks": {"shard", *(f"router.{name}" for name in (
         "figures", "hashing", "messages", "policy", "recorder", "request", "scheduler", "simulate", "snapshot"))},

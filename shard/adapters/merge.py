@@ -27,7 +27,6 @@ from shard.adapters.described import FILE, read_object
 from shard.adapters.merging import SIGNS, STRATEGIES, Merging, merged, roots
 from shard.adapters.tensors import DOWN, PREFIX, AdapterTensors, Parts, opened_adapter
 from shard.adapters.written import write_config, write_tensors
-from shard.ending import end
 from shard.given import MOST, Given
 from shard.header import Entry, Shape
 from shard.weights import COMPUTED
@@ -246,7 +245,6 @@ def main() -> None:
         merge(read_order(sys.argv[1]))
     except (ValueError, OSError) as error:
         raise SystemExit(" ".join(str(error).splitlines())) from None
-    end(0)
 
 
 if __name__ == "__main__":
