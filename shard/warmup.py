@@ -17,7 +17,7 @@ from shard.pb import shard_pb2 as pb
 from shard.runner import Runner
 from shard.sequence import Sampling, Sequence
 
-PATIENCE = {"cpu": 0.15, "cuda": inf}  # seconds of a step, by device, after which no larger one of its kind is tried
+PATIENCE = {"cpu": 0.1, "cuda": inf}  # seconds of a step, by device, after which no larger one of its kind is tried
 BRIEF = 0.05  # seconds of a step up to which it is run once more, as what it had to set up counts
 GROWTH = 4
 SHORT = 32  # places that a rehearsed decode reads unless the context is what grows
