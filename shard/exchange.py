@@ -18,6 +18,10 @@ PAUSE = 0.005  # seconds until a rank that is not there yet is looked for again
 SIGNAL = 4  # bytes that say how long a piece is
 
 
+class PeerLost(RuntimeError):
+    """Another rank is gone, hangs or does something else: no fault of the one that says so."""
+
+
 class Exchange:
     def __init__(self, rank: int, size: int, meeting_point: str, timeout: float) -> None:
         """Returns when all ranks are there. They meet at sockets whose names begin with `meeting_point`, and which are
@@ -64,11 +68,11 @@ class Exchange:
                 link.send(mine)
             told = [link.recv(SIGNAL) for link in self._links]
         except OSError as error:
-            raise RuntimeError(f"a peer of rank {self._rank} is gone, or hangs: {error}") from error
+            raise PeerLost(f"a peer of rank {self._rank} is gone, or hangs: {error}") from error
         if b"" in told:
-            raise RuntimeError(f"a peer of rank {self._rank} is gone")
+            raise PeerLost(f"a peer of rank {self._rank} is gone")
         if any(theirs != mine for theirs in told):
-            raise RuntimeError(f"rank {self._rank} and a peer are not in step: {size} bytes here, others there")
+            raise PeerLost(f"rank {self._rank} and a peer are not in step: {size} bytes here, others there")
 
     def _meet(self, mine: int, meeting_point: str, timeout: float) -> None:
         """With each of the others there is a link then, and each sees the other's memory. The higher number calls."""
@@ -84,7 +88,7 @@ class Exchange:
                     wait_at_most(link, timeout)
                     self._greet(link, mine)
             except (TimeoutError, BlockingIOError):
-                raise RuntimeError(f"a peer of rank {self._rank} did not come within {timeout:g} seconds") from None
+                raise PeerLost(f"a peer of rank {self._rank} did not come within {timeout:g} seconds") from None
             finally:
                 os.unlink(own)
 
@@ -95,7 +99,7 @@ class Exchange:
         except ConnectionError:
             descriptors = []
         if not descriptors:
-            raise RuntimeError(f"a peer of rank {self._rank} is gone")
+            raise PeerLost(f"a peer of rank {self._rank} is gone")
         self._memory[number[0]] = mapped(descriptors[0])
         os.close(descriptors[0])
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shard.distributed import Group
+from shard.exchange import PeerLost
 
 Result = TypeVar("Result")
 
@@ -22,8 +23,9 @@ def together(group: Group, exit: Callable[[], object], call: Callable[[], Result
     for the others for ever: one that fails ends, and the group is replaced."""
     try:
         return call()
-    except Exception:
+    except Exception as error:
         if group.size > 1:
-            log.exception("this shard failed, and with it the group")
+            # Where another rank is to blame, its own end tells more than our traceback.
+            log.error("this shard ends with its group: %s", error, exc_info=not isinstance(error, PeerLost))
             exit()
         raise

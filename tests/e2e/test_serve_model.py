@@ -58,9 +58,13 @@ def says_what_transformers_says(weft: Weft, folder: Path, name: str, num_shard: 
     *_, last = events = list(tokens(weft.post("/generate_stream", 40)))
     assert [event["token"]["id"] for event in events] == ids
     assert last["generated_text"] == text(folder, ids)
+    ends_well(weft)
+
+
+def ends_well(weft: Weft) -> None:
     weft.signal(signal.SIGTERM)
     code, errors = weft.end()
-    assert (code, "Traceback" in errors) == (0, False)
+    assert (code, "Traceback" in errors) == (0, False), errors
 
 
 def test_the_answer_is_that_of_transformers(model: Path, tmp_path: Path) -> None:
@@ -117,7 +121,6 @@ def test_a_shard_that_is_killed_changes_no_token(model: Path, tmp_path: Path, nu
 
         disturbed = hear_all(weft, kill)
         assert not set(shards) & set(weft.pids(SHARD))
-        weft.signal(signal.SIGTERM)
-        assert weft.end()[0] == 0
+        ends_well(weft)
     assert [len(events) for events in undisturbed] == [LENGTH] * NUM_STREAMS
     assert disturbed == undisturbed

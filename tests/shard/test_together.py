@@ -3,6 +3,7 @@
 import pytest
 
 from shard.distributed import Alone
+from shard.exchange import PeerLost
 from shard.together import together
 
 
@@ -24,3 +25,17 @@ def test_only_a_group_ends_with_a_failure(group: Alone, ends: int) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         together(group, lambda: ended.append(1), fail)
     assert len(ended) == ends
+
+
+@pytest.mark.parametrize(("error", "traced"), [
+    (RuntimeError("out of memory"), True), (PeerLost("rank 1 is gone"), False)], ids=["its own", "another's"])
+def test_where_a_failure_comes_from_is_told_by_whose_it_is(
+        error: Exception, traced: bool, caplog: pytest.LogCaptureFixture) -> None:
+    def meet() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        together(Two(), lambda: None, meet)
+    [record] = caplog.records
+    assert record.getMessage() == f"this shard ends with its group: {error}"
+    assert bool(record.exc_info) == traced
