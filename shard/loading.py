@@ -87,7 +87,8 @@ class Loaded:
                 or not isinstance(self.attention, Framing)):
             return None
         try:
-            return Replays(self.model, self.attention, cache, extent, cuda_capture(self.device))
+            return Replays(self.model, self.attention, cache, extent, cuda_capture(self.device),
+                           bearers=self.wardrobe.steady)
         except RuntimeError as error:
             if is_exhaustion(error):
                 raise

@@ -16,6 +16,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, cuda
 
+from shard.adapters.bearers import Bearers
+from shard.adapters.work import StandingWork, Work
 from shard.attention.backends import Attention, Framing
 from shard.attention.span import Span
 from shard.cache import Cache
@@ -85,7 +87,9 @@ class Replays:
     out stands in the same place for all."""
 
     @torch.inference_mode()
-    def __init__(self, model: Model, attention: Framing, cache: Cache, extent: Extent, capture: Capture) -> None:
+    def __init__(self, model: Model, attention: Framing, cache: Cache, extent: Extent, capture: Capture, *,
+                 bearers: Bearers | None = None) -> None:
+        """Steps of which some rows go by adapters are captured, too, if there are `bearers`."""
         *fewer, most = sizes_up_to(extent.rows)
         self._model, self._attention, self._cache = model, attention, cache
         self._frames = attention.frames(most, extent.length, cache)
@@ -93,24 +97,28 @@ class Replays:
         self._tokens = torch.zeros(most, dtype=torch.int64, device=cache.device)  # that were chosen last
         self._told = torch.zeros(most, 3, dtype=torch.float64, device=cache.device)  # token, logprob, is it fine
         self._bringing = Bringing(self._told)
+        self._bearers, self._work = bearers, StandingWork(most, cache.device)
         self._write([], most)
         self._made = Made(*map(torch.empty_like, self._launched(self._inputs(most))))
         self._picker = Picker(most, self._made.logits.shape[-1], cache.device)
         self._captured: dict[int, Captured] = {}
+        self._adapted: dict[int, Call] = {}  # what makes the same for rows of which some go by adapters
         for rows in (most, *reversed(fewer)):
             self._write([], rows)
             make = partial(self._make, self._inputs(rows))
             calls = make, partial(self._pick, self._picker.best, rows), partial(self._pick, self._picker.drawn, rows)
             self._captured[rows] = Captured(*map(capture, calls))
+            if bearers is not None:
+                self._adapted[rows] = capture(partial(adapted, bearers, self._work.of(rows), make))
 
     @torch.inference_mode()
     def run(self, step: Step, cache: Cache) -> Made | None:
-        """None where launches depend on the step: with chunks, with adapters, with more rows, or where texts share so
-        much that there are more splits than thought of."""
-        captured = self._prepared(step, cache, {})
-        if captured is None:
+        """None where launches depend on the step: with chunks, with adapters that do more than add to products, with
+        more rows, or where texts share so much that there are more splits than thought of."""
+        prepared = self._prepared(step, cache, {})
+        if prepared is None:
             return None
-        captured.make()
+        prepared.make()
         return self._made.first(len(step.decodes))
 
     @torch.inference_mode()
@@ -120,15 +128,15 @@ class Replays:
         sequences = step.decodes
         if not sequences or not all(map(is_plain, sequences)):
             return None
-        captured = self._prepared(step, cache, behind.rows if behind else {})
-        if captured is None:
+        prepared = self._prepared(step, cache, behind.rows if behind else {})
+        if prepared is None:
             return None
-        pick = captured.best
+        pick = prepared.best
         if is_drawn(sequences):
             self._picker.write(sequences, [len(sequence.tokens) for sequence in sequences])
-            pick = captured.drawn
+            pick = prepared.drawn
         self._bringing.await_begun()
-        captured.make()
+        prepared.make()
         pick()
         return Begun(sequences, self._bringing.begin(len(sequences)))
 
@@ -137,10 +145,14 @@ class Replays:
         by sequence."""
         count = len(step.decodes)
         rows = min((rows for rows in self._captured if rows >= count), default=0)
-        if (not rows or step.chunks or cache is not self._cache or any(sequence.adapter for sequence in step.decodes)
-                or not self._write(self._rows(step, before), rows)):
+        if not rows or step.chunks or cache is not self._cache:
             return None
-        return self._captured[rows]
+        captured, adapters = self._captured[rows], [sequence.adapter for sequence in step.decodes]
+        if any(adapters):
+            if self._bearers is None or not self._bearers.write(self._work, adapters, rows):
+                return None
+            captured = captured._replace(make=self._adapted[rows])
+        return captured if self._write(self._rows(step, before), rows) else None
 
     def _launched(self, inputs: Inputs) -> Made:
         hidden = self._model.hidden(inputs, self._cache, self._attention)
@@ -181,6 +193,11 @@ class Replays:
     def _inputs(self, rows: int) -> Inputs:
         tokens, positions, slots = (column[:rows] for column in self._columns.lists)
         return Inputs(tokens, positions, slots, torch.arange(rows, device=tokens.device), self._frames.plan(rows))
+
+
+def adapted(bearers: Bearers, work: Work, make: Call) -> None:
+    with bearers.standing(work):
+        make()
 
 
 def sizes_up_to(rows: int) -> Iterator[int]:

@@ -66,7 +66,7 @@ class Frame:
 def replay_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of workers that are made from now on."""
     def replays(self: Loaded, cache: Cache, extent: Extent) -> Replays:
-        return Replays(self.model, Framed(self.attention), cache, extent, called_again)
+        return Replays(self.model, Framed(self.attention), cache, extent, called_again, bearers=self.wardrobe.steady)
     monkeypatch.setattr(Loaded, "replays", replays)
 
 
@@ -74,6 +74,7 @@ class Bench:
     def __init__(self, folder: Path, capture: Capture = called_again, device: torch.device = CPU, *,
                  rows: int = ROWS, quantize: str = "", adaptable: bool = False) -> None:
         config, wardrobe = read_config(folder), Wardrobe(torch.float32, device, adaptable=adaptable)
+        self.wardrobe = wardrobe
         with Weights(folder, torch.float32, device, config.quantization, quantize, sites=wardrobe.sites) as weights:
             self.model = load_model(config, weights, Alone())
         variant, heads = Variant(config.scale, config.softcap, config.windows), self.model.num_kv_heads
@@ -84,7 +85,8 @@ class Bench:
         self._filler, self.runner = [
             Runner(self.model, attention, Sampler(config.vocabulary_size, device), Alone(), wardrobe.bearers,
                    device=device) for attention in (plain, self.attention)]
-        self.replays = Replays(self.model, self.attention, self.cache, Extent(rows, LENGTH), capture)
+        self.replays = Replays(self.model, self.attention, self.cache, Extent(rows, LENGTH), capture,
+                               bearers=wardrobe.steady)
 
     def new_cache(self, device: torch.device) -> Cache:
         model = self.model

@@ -3,22 +3,20 @@
 One for each model, used by the thread that computes. Knows nothing of sequences, nor of what an adapter does to a row.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
-from itertools import accumulate, chain, groupby
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from shard.adapters.racks import Place, Racks, Shelf
-from shard.device import sent
+from shard.adapters.work import StandingWork, Work
 
 NONE = 0  # the number of no adapter
 # Rows are multiplied in tiles of so many, short ones filled up: then a row's bits are the same in any company.
 TILE = 4
-ROWS = 16  # of one adapter, that one program of a kernel has at most
 
 
 class Run(NamedTuple):
@@ -45,14 +43,6 @@ class Tiles(NamedTuple):
     targets: Tensor | None  # [held], which rows at hand these are, rising; None: all
 
 
-class Work(NamedTuple):
-    """Rows whose adapters hang on one shelf, for kernels."""
-
-    shelf: Shelf
-    entries: Tensor  # [programs, 3]: slot of an adapter, the first of its rows in `rows`, how many, at most ROWS
-    rows: Tensor  # [held], which rows at hand
-
-
 class AtHand:
     """All rows that are computed for a while. What stands where is found out when it is first asked."""
 
@@ -71,13 +61,12 @@ class AtHand:
         return tuple(self._tiled(sum(run.length for run in self.runs)))
 
     @cached_property
-    def works(self) -> tuple[Work, ...]:
-        return tuple(self._worked(shelf, [*group])
-                     for shelf, group in groupby(self._hanging(), lambda hanging: hanging[0].shelf))
+    def work(self) -> Work | None:
+        hanging = self._hanging()
+        return Work.of(hanging, self._device) if hanging else None
 
     def _hanging(self) -> list[tuple[Place, list[int]]]:
-        return sorted((place, rows) for adapter, rows in self._members.items()
-                      if (place := self._racks.find(adapter)) is not None)
+        return hanging_on(self._racks, self._members)
 
     def _tiled(self, num_rows: int) -> Iterator[Tiles]:
         for side_by_side in neighbours(self._hanging()):
@@ -88,14 +77,6 @@ class AtHand:
                         self._unless_all([places[row] for row in targets], len(rows)),
                         self._unless_all(targets, num_rows))
 
-    def _worked(self, shelf: Shelf, hanging: list[tuple[Place, list[int]]]) -> Work:
-        firsts = accumulate((len(rows) for _, rows in hanging), initial=0)
-        entries = [number for first, (place, rows) in zip(firsts, hanging, strict=False)
-                   for done in range(0, len(rows), ROWS)
-                   for number in (place.slot, first + done, min(ROWS, len(rows) - done))]
-        at, rows = sent([entries, [*chain(*(rows for _, rows in hanging))]], self._device)
-        return Work(shelf, at.view(-1, 3), rows)
-
     def _unless_all(self, numbers: list[int], count: int) -> Tensor | None:
         return None if numbers == [*range(count)] else self._tensor(numbers)
 
@@ -105,6 +86,7 @@ class AtHand:
 
 class Bearers:
     def __init__(self, device: torch.device, racks: Racks) -> None:
+        self.others: set[int] = set()  # adapters that do more than add to products
         self._device = device
         self._racks = racks
         self._at_hand = self._among(())
@@ -118,17 +100,26 @@ class Bearers:
         return self._at_hand.tiles
 
     @property
-    def works(self) -> tuple[Work, ...]:
-        return self._at_hand.works
+    def work(self) -> Work | None:
+        """None if no row goes by an adapter."""
+        return self._at_hand.work
 
-    @contextmanager
-    def rows(self, runs: Sequence[Run]) -> Iterator[None]:
+    def rows(self, runs: Sequence[Run]) -> AbstractContextManager[None]:
         """Of all rows that are computed meanwhile."""
-        before, self._at_hand = self._at_hand, self._among(runs)
-        try:
-            yield
-        finally:
-            self._at_hand = before
+        return self._have(self._among(runs))
+
+    def standing(self, work: Work) -> AbstractContextManager[None]:
+        """What is launched meanwhile finds the rows that this has when it is run."""
+        at_hand = self._among(())
+        at_hand.work = work
+        return self._have(at_hand)
+
+    def write(self, standing: StandingWork, adapters: Sequence[int], rows: int) -> bool:
+        """For so many rows, the first of which go by these adapters. False if one does more than add to products."""
+        if not self.others.isdisjoint(adapters):
+            return False
+        standing.write(hanging_on(self._racks, rows_by_adapter([Run(adapter, 1) for adapter in adapters])), rows)
+        return True
 
     @contextmanager
     def chosen(self, places: Tensor) -> Iterator[None]:
@@ -140,8 +131,20 @@ class Bearers:
         with self.rows([Run(numbers[place], 1) for place in places.tolist()]):
             yield
 
+    @contextmanager
+    def _have(self, at_hand: AtHand) -> Iterator[None]:
+        before, self._at_hand = self._at_hand, at_hand
+        try:
+            yield
+        finally:
+            self._at_hand = before
+
     def _among(self, runs: Sequence[Run]) -> AtHand:
         return AtHand(runs, self._device, self._racks)
+
+
+def hanging_on(racks: Racks, members: Mapping[int, list[int]]) -> list[tuple[Place, list[int]]]:
+    return sorted((place, rows) for adapter, rows in members.items() if (place := racks.find(adapter)) is not None)
 
 
 def rows_by_adapter(runs: Sequence[Run]) -> dict[int, list[int]]:

@@ -9,12 +9,18 @@ from itertools import count
 from typing import NamedTuple
 
 WIDTH = 16  # adapters on a shelf
-LEAST_SIZE = 8
+LEAST_SIZE, MOST_SIZE = 8, 1024
+KINDS = (MOST_SIZE // LEAST_SIZE).bit_length()  # of sizes
 
 
 class Shelf(NamedTuple):
     size: int  # the rank that there is room for
     number: int
+
+    @property
+    def row(self) -> int:
+        """In a table of the shelves of all sizes."""
+        return KINDS * self.number + (self.size // LEAST_SIZE).bit_length() - 1
 
 
 class Place(NamedTuple):

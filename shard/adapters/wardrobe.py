@@ -52,6 +52,12 @@ class Wardrobe:
         """Whether the model, which was read, takes any adapter."""
         return bool(self.sites.linears)
 
+    @property
+    def steady(self) -> Bearers | None:
+        """The bearers, if what is launched for rows that go by adapters does not depend on which."""
+        is_steady = self.is_open and all(site.added.steady for site in self.sites.linears + self.sites.heads)
+        return self.bearers if is_steady else None
+
     def verdict(self) -> str:
         """Why what adapters add depends on company, or nothing."""
         return trial.verdict(self.sites.linears + self.sites.heads, self._computing, self._device)
@@ -75,6 +81,8 @@ class Wardrobe:
                     num_bytes += embedding.replace(number, weight)
                 if matrices is not None:
                     num_bytes += embedding.add(number, *matrices)
+            if others or any(part is not None for _, *parts in embeddings for part in parts):
+                self.bearers.others.add(number)
         except (MemoryError, RuntimeError) as error:  # which is what torch says when there is none
             self.unload(number)
             raise Refused(f"there is no memory for the adapter in {folder}: {str(error).splitlines()[0]}") from None
@@ -86,6 +94,7 @@ class Wardrobe:
             self._racks.free(number)
             for site in self.sites.linears + self.sites.heads:
                 site.added.clear(place)
+        self.bearers.others.discard(number)
         changed: list[Site | EmbeddingSite] = [*self.sites.heads, *self.sites.embeddings]
         for head_or_embedding in changed:
             head_or_embedding.restore(number)

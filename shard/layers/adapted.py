@@ -20,6 +20,8 @@ from shard.layers.stacks import Stacks
 class Added(Protocol):
     """The matrices of all adapters at one product, `down: [rank, in]` and `up: [out, rank]` for each of its parts."""
 
+    steady: bool  # whether what is launched does not depend on which adapters rows go by
+
     def put(self, place: Place, part: int, down: Tensor, up: Tensor) -> int:
         """No row goes by it yet. The bytes that it takes."""
 

@@ -1,23 +1,27 @@
-"""The matrices of all adapters at one product, multiplied by Triton kernels: two launches for a shelf, whoever hangs
-there. The kernels are in `adapter_kernels.py`.
+"""The matrices of all adapters at one product, multiplied by Triton kernels: two launches, whoever hangs wherever. The
+kernels are in `adapter_kernels.py`.
 """
 
 from collections.abc import Sequence
+from math import gcd
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from shard.adapters.bearers import ROWS, Bearers, Work
-from shard.adapters.racks import WIDTH, Place, Shelf
+from shard.adapters.bearers import Bearers
+from shard.adapters.racks import LEAST_SIZE, MOST_SIZE, WIDTH, Place, Shelf
+from shard.adapters.work import ENTRY, ROWS, Work
 from shard.device import sent
 from shard.layers.adapter_kernels import expand, shrink
 from shard.layers.portions import Part
 
-FEWEST = 16  # ranks that a product is computed with
+RANKS = 16  # that a product is computed with at once
 SPLIT = 1024  # inputs that one program takes
 PIECE = 64  # of them at once
 BLOCK = 128  # outputs of one program
+EVEN = 16  # of which the first and the end are multiples, as a rule: then several are read at once
+MOST_SHELVES = 4096  # of all sizes
 
 
 class Slab(NamedTuple):
@@ -28,6 +32,8 @@ class Slab(NamedTuple):
 
 
 class Slabs:
+    steady = True
+
     def __init__(self, bearers: Bearers, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> None:
         self._bearers = bearers
         self._parts = parts
@@ -35,8 +41,11 @@ class Slabs:
         self._num_outputs = parts[-1].columns.stop
         self._dtype, self._device = dtype, device
         self._slabs: dict[Shelf, Slab] = {}
+        # Where they are, by the row of their shelf: of what makes rows narrow, and of what makes them wide.
+        self._tables = torch.zeros(2, MOST_SHELVES, dtype=torch.int64, device=device)
         blocks = [number for part, columns in enumerate(part.columns for part in parts)
                   for first in columns[::BLOCK] for number in (part, first, columns.stop)]
+        self._even = gcd(EVEN, *blocks[1::3], *blocks[2::3])
         self._blocks = sent([blocks], device)[0].view(-1, 3)
 
     def put(self, place: Place, part: int, down: Tensor, up: Tensor) -> int:
@@ -52,30 +61,37 @@ class Slabs:
             slab.down[place.slot].zero_()
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        for work in self._bearers.works:
-            if (slab := self._slabs.get(work.shelf)) is not None:
-                self._add(slab, work, x, y)
+        work = self._bearers.work
+        if work is not None and (work.shelves is None or not work.shelves.isdisjoint(self._slabs)):
+            self._add(work, x, y)
 
-    def _add(self, slab: Slab, work: Work, x: Tensor, y: Tensor) -> None:
-        num_splits, num_held, size = -(-self._num_inputs // SPLIT), len(work.rows), work.shelf.size
-        narrow = torch.empty(num_splits, len(self._parts), num_held, size, dtype=torch.float32, device=self._device)
-        constants = {"PARTS": len(self._parts), "SIZE": size, "SIZE_PAD": max(FEWEST, size), "ROWS": ROWS}
-        shrink[len(work.entries), len(self._parts), num_splits](
-            x, slab.down, work.entries, work.rows, narrow, x.stride(0), self._num_inputs, num_held,
+    def _add(self, work: Work, x: Tensor, y: Tensor) -> None:
+        downs, ups = self._tables
+        num_splits, num_programs, num_held = -(-self._num_inputs // SPLIT), len(work.entries), len(work.rows)
+        num_parts = len(self._parts)
+        narrow = torch.empty(num_splits, num_parts, num_held, work.size, dtype=torch.float32, device=self._device)
+        constants = {"PARTS": num_parts, "ROWS": ROWS, "RANKS": RANKS, "ENTRY": ENTRY}
+        shrink[num_programs, num_parts, num_splits](
+            x, downs, work.entries, work.rows, narrow, x.stride(0), self._num_inputs, num_held, work.size,
             SPLIT=SPLIT, PIECE=PIECE, **constants)
-        expand[len(work.entries), len(self._blocks)](
-            narrow, slab.up, work.entries, work.rows, self._blocks, y, y.stride(0), self._num_outputs, num_held,
-            num_splits, BLOCK=BLOCK, **constants)
+        expand[num_programs, len(self._blocks)](
+            narrow, ups, work.entries, work.rows, self._blocks, y, y.stride(0), self._num_outputs, num_held, work.size,
+            num_splits, BLOCK=BLOCK, EVEN=self._even, **constants)
 
     def _slab(self, shelf: Shelf) -> Slab:
-        """A new one is computed with at once, by nobody's rows: so kernels are compiled while an adapter is loaded, and
+        """With the first, nobody's rows are computed at once: so kernels are compiled while an adapter is loaded, and
         in no step."""
         if (slab := self._slabs.get(shelf)) is None:
+            if shelf.size > MOST_SIZE or shelf.row >= MOST_SHELVES:
+                raise RuntimeError(f"at most {MOST_SHELVES * WIDTH} adapters have room, and ranks up to {MOST_SIZE}")
+            if not self._slabs:
+                entries, rows = sent([[0] * ENTRY, [0]], self._device)
+                self._add(Work(entries.view(1, ENTRY), rows, LEAST_SIZE, None), self._zeros(1, self._num_inputs),
+                          self._zeros(1, self._num_outputs))
             slab = Slab(self._zeros(WIDTH, len(self._parts), shelf.size, self._num_inputs),
                         self._zeros(WIDTH, shelf.size, self._num_outputs))
-            entries, rows = sent([[0, 0, 0], [0]], self._device)
-            self._add(slab, Work(shelf, entries.view(1, 3), rows), self._zeros(1, self._num_inputs),
-                      self._zeros(1, self._num_outputs))
+            for table, matrices in zip(self._tables, slab, strict=True):
+                table[shelf.row] = matrices.data_ptr()
             self._slabs[shelf] = slab
         return slab
 

@@ -25,6 +25,8 @@ class Stack(NamedTuple):
 
 
 class Stacks:
+    steady = False
+
     def __init__(self, bearers: Bearers, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> None:
         self._bearers = bearers
         self._parts = parts

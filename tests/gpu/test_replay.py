@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from adapters import tiny_adapter
 from checkpoints import tiny_checkpoint
 from replaying import Bench, called_again
 
@@ -29,6 +30,21 @@ def test_a_replayed_step_says_what_a_launched_one_says(
     bench = Bench(tiny_checkpoint(tmp_path, family), capture, where, rows=5, **more)
     for lengths in LENGTHS:
         bench.says_the_same(bench.filled(lengths, len(lengths)), 1e-3)
+
+
+def test_who_goes_by_adapters_that_came_after_the_capture_is_replayed_too(tmp_path: Path, device: str) -> None:
+    where, folder = torch.device(device), tiny_checkpoint(tmp_path, "llama")
+    bench = Bench(folder, cuda_capture(where) if device == "cuda" else called_again, where, rows=5, adaptable=True)
+    for number, rank in enumerate((4, 12, 40), 1):
+        bench.wardrobe.load(number, tiny_adapter(folder, seed=number, r=rank))
+    for lengths in LENGTHS:
+        sequences = bench.filled(lengths, len(lengths), room=8)
+        for adapter, sequence in enumerate(sequences):
+            sequence.adapter = adapter % 4
+        if device == "cuda" and len(sequences) > 1:
+            assert bench.replays.run(Step(decodes=sequences), bench.cache) is not None
+            bench.begins_the_same(sequences, 3)
+        bench.says_the_same(sequences, 1e-3)
 
 
 @pytest.mark.parametrize("sampling", [

@@ -4,8 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.adapters.bearers import NONE, ROWS, TILE, Bearers, Run
-from shard.adapters.racks import Place, Racks
+from shard.adapters.bearers import NONE, TILE, Bearers, Run
+from shard.adapters.racks import MOST_SIZE, Place, Racks, Shelf
+from shard.adapters.work import ROWS, StandingWork, Work
 
 CPU = torch.device("cpu")
 RUNS = st.lists(st.builds(Run, st.integers(0, 6), st.integers(1, 11)), min_size=1, max_size=12)
@@ -53,13 +54,38 @@ def test_programs_of_kernels_have_each_row_once_under_its_adapter(runs: list[Run
                 for row, adapter in enumerate(run.adapter for run in runs for _ in range(run.length))
                 if adapter in ranks}
     with bearers.rows(runs):
-        found = [(row, Place(work.shelf, slot)) for work in bearers.works
-                 for slot, first, count in work.entries.tolist()
-                 for row in work.rows.tolist()[first:first + count]]
-        counts = [count for work in bearers.works for _, _, count in work.entries.tolist()]
-        assert len({work.shelf for work in bearers.works}) == len(bearers.works)
-    assert sorted(found) == sorted(expected.items())
-    assert all(0 < count <= ROWS for count in counts)
+        work = bearers.work
+    if work is None:
+        assert not expected
+        return
+    shelves = {place.shelf for place in expected.values() if place is not None}
+    assert (work.shelves, work.size) == (shelves, max(shelf.size for shelf in shelves))
+    assert told_by(work) == expected
+    assert all(0 < count <= ROWS for *_, count in work.entries.tolist())
+
+
+def told_by(work: Work) -> dict[int, Place]:
+    """Where what a row goes by hangs."""
+    shelves = {shelf.row: shelf for shelf in (Shelf(size, number) for size in (8, 16) for number in range(9))}
+    found = [(row, Place(shelves[at], slot)) for at, size, slot, first, count in work.entries.tolist()
+             for row in work.rows.tolist()[first:first + count] if shelves[at].size == size]
+    assert len(found) == len(dict(found))
+    return dict(found)
+
+
+@given(st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=40), min_size=1, max_size=4),
+       st.dictionaries(st.integers(1, 6), st.sampled_from([4, 8, 16])))
+def test_work_that_stands_is_that_of_the_last_step(steps: list[list[int]], ranks: dict[int, int]) -> None:
+    bearers, standing = made(ranks), StandingWork(48, CPU)
+    work = standing.of(40)
+    for adapters in steps:
+        assert bearers.write(standing, adapters, 40)
+        found = told_by(work)
+        assert found == {row: bearers._racks.find(adapter) for row, adapter in enumerate(adapters) if adapter in ranks}
+    assert (work.size, work.shelves, len(work.entries)) == (MOST_SIZE, None, 40)
+    bearers.others.add(7)
+    assert not bearers.write(standing, [1, 7], 40)
+    assert told_by(work) == found
 
 
 @given(RUNS, st.data())

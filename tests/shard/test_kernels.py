@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton")  # which comes for Linux only
 
-from shard.adapters.bearers import ROWS
+from shard.adapters.work import ENTRY, ROWS
 from shard.attention import triton_paged
 from shard.layers import kernels, slabs
 
@@ -64,21 +64,21 @@ POINTWISE_JOBS = [
       "BLOCK": 128}, {"num_warps": 1})]
 
 
-def adapter_jobs(size: int) -> list[tuple[str, str, dict[str, str], dict[str, Any], dict[str, int]]]:
-    listed = dict.fromkeys(("work", "rows"), "*i32")
-    constants = {"PARTS": 3, "SIZE": size, "SIZE_PAD": max(slabs.FEWEST, size), "ROWS": ROWS}
-    return [(ADAPTERS, "shrink", {**addresses("x", "down"), **listed, "narrow": "*fp32", "x_stride": "i32",
-                                  "num_inputs": "i32", "num_held": "i32"},
-             {**constants, "SPLIT": slabs.SPLIT, "PIECE": slabs.PIECE}, {}),
-            (ADAPTERS, "expand", {"narrow": "*fp32", **addresses("up"), **listed, "blocks": "*i32", **addresses("y"),
-                                  "y_stride": "i32", "num_outputs": "i32", "num_held": "i32", "num_splits": "i32"},
-             {**constants, "BLOCK": slabs.BLOCK}, {})]
+LISTED = {"tables": "*i64", "work": "*i32", "rows": "*i32"}
+ADAPTING = {"PARTS": 3, "ROWS": ROWS, "RANKS": slabs.RANKS, "ENTRY": ENTRY}
+ADAPTER_JOBS = [
+    (ADAPTERS, "shrink", {**addresses("x"), **LISTED, "narrow": "*fp32", "x_stride": "i32", "num_inputs": "i32",
+                          "num_held": "i32", "most": "i32"},
+     {**ADAPTING, "SPLIT": slabs.SPLIT, "PIECE": slabs.PIECE}, {}),
+    (ADAPTERS, "expand", {"narrow": "*fp32", **LISTED, "blocks": "*i32", **addresses("y"), "y_stride": "i32",
+                          "num_outputs": "i32", "num_held": "i32", "most": "i32", "num_splits": "i32"},
+     {**ADAPTING, "BLOCK": slabs.BLOCK, "EVEN": slabs.EVEN}, {})]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.long), 90])
 def test_kernels_compile_for_gpus(capability: int, tmp_path: Path) -> None:
-    jobs = [(*job, capability) for job in [*attention_jobs(), *POINTWISE_JOBS, *adapter_jobs(8), *adapter_jobs(256)]]
+    jobs = [(*job, capability) for job in [*attention_jobs(), *POINTWISE_JOBS, *ADAPTER_JOBS]]
     surroundings = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-P", "-c", COMPILING, json.dumps(jobs)], check=True, env=surroundings)
 

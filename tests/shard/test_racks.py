@@ -2,7 +2,7 @@
 
 import pytest
 
-from shard.adapters.racks import WIDTH, Place, Racks, Shelf, size_for
+from shard.adapters.racks import KINDS, LEAST_SIZE, MOST_SIZE, WIDTH, Place, Racks, Shelf, size_for
 
 
 @pytest.mark.parametrize(("rank", "size"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (64, 64), (65, 128)])
@@ -23,3 +23,9 @@ def test_what_was_freed_is_taken_first() -> None:
     racks.free(2)
     assert racks.find(2) is None
     assert racks.take(9, 8) == places[2] == racks.find(9)
+
+
+def test_shelves_have_rows_of_their_own() -> None:
+    sizes = [LEAST_SIZE << kind for kind in range(KINDS)]
+    assert sizes[-1] == MOST_SIZE
+    assert sorted(Shelf(size, number).row for size in sizes for number in range(5)) == [*range(5 * KINDS)]

@@ -1,10 +1,12 @@
 """Steps that are replayed say what steps say that are launched piece by piece."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
+from adapters import tiny_adapter
 from checkpoints import tiny_checkpoint
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +20,9 @@ from shard.replay import sizes_up_to
 pytest.importorskip("triton")  # which comes for Linux only
 
 from shard.attention import triton_paged
+from shard.layers import adapted, slabs
 
+ADAPTERS = [{"r": 4}, {"r": 12, "target_modules": ["q_proj", "down_proj"]}, {"r": 4, "modules_to_save": ["lm_head"]}]
 EDGES = [1, 2, 15, 16, 17, 90, 255, 256, 257, 300]  # of blocks and splits
 
 
@@ -73,6 +77,54 @@ def test_so_is_what_has_more_splits_than_there_is_memory_for(bench: Bench, monke
     spans = [Span(row, LENGTH - 1, 1, [*range(LENGTH // 16 + 1)]) for row in range(5)]
     assert frames.write(spans[:4])
     assert not frames.write(spans)
+
+
+@pytest.fixture(scope="module")
+def adaptable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Whose steps are captured before there are adapters. The last one has a head of its own."""
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("adaptable"), "llama")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adapted, "kernels", lambda *_: slabs)
+        bench = Bench(folder, adaptable=True)
+        for number, more in enumerate(ADAPTERS, 1):
+            bench.wardrobe.load(number, tiny_adapter(folder, seed=number, **more))
+        yield bench
+
+
+@pytest.mark.slow
+def test_who_goes_by_adapters_is_replayed_too(adaptable: Bench) -> None:
+    """And says what is said when all is launched, which is not what the base says."""
+    sequences = adaptable.filled([17, 90, 5], 3)
+    plain = adaptable.run(Step(decodes=sequences), replayed=True).said
+    for adapters in ([1, 0, 2], [2, 2, 2]):
+        for sequence, adapter in zip(sequences, adapters, strict=True):
+            sequence.adapter = adapter
+        assert adaptable.replays.run(Step(decodes=sequences), adaptable.cache) is not None
+        replayed, launched = (adaptable.run(Step(decodes=sequences), replayed=replayed) for replayed in (True, False))
+        assert replayed.failures == {}
+        for sequence in sequences:
+            said, expected, before = (told[sequence.id] for told in (replayed.said, launched.said, plain))
+            assert said.tokens == expected.tokens
+            assert said.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+            assert (said.logprobs == before.logprobs) == (sequence.adapter == 0)
+
+
+@pytest.mark.slow
+def test_a_step_with_adapters_begins_before_the_last_is_over(adaptable: Bench) -> None:
+    sequences = adaptable.filled([17, 90, 5], 4, room=8)
+    for sequence, adapter in zip(sequences, [2, 0, 1], strict=True):
+        sequence.adapter = adapter
+    adaptable.begins_the_same(sequences, 4)
+
+
+@pytest.mark.slow
+def test_whoever_has_a_head_of_its_own_is_launched(adaptable: Bench) -> None:
+    sequences = adaptable.filled([5, 5], 1)
+    sequences[1].adapter = len(ADAPTERS)
+    assert adaptable.replays.run(Step(decodes=sequences), adaptable.cache) is None
+    assert adaptable.replays.begin(Step(decodes=sequences), adaptable.cache, None) is None
+    adaptable.wardrobe.unload(len(ADAPTERS))
+    assert not adaptable.wardrobe.bearers.others
 
 
 @given(st.integers(1, 2000))

@@ -11,7 +11,8 @@ pytest.importorskip("triton")  # which comes for Linux only
 
 from shard.adapters import trial
 from shard.adapters.bearers import Bearers, Run
-from shard.adapters.racks import Racks
+from shard.adapters.racks import MOST_SIZE, Place, Racks, Shelf
+from shard.adapters.work import StandingWork
 from shard.layers import adapted, slabs
 from shard.layers.portions import Portion, parts_of
 from shard.layers.stacks import Stacks
@@ -108,6 +109,39 @@ def test_a_place_that_was_cleared_adds_nothing_and_the_next_only_its_own() -> No
     columns = slice(WIDTHS[0], WIDTHS[0] + WIDTHS[1])
     torch.testing.assert_close((found - y)[:, columns], x @ down.T @ up.T, rtol=1e-4, atol=1e-3)
     assert torch.equal(found[:, :WIDTHS[0]], y[:, :WIDTHS[0]])
+
+
+def test_what_was_captured_before_there_were_adapters_adds_what_they_add() -> None:
+    """Whoever goes by them in a step, and of whatever rank; a row has the bits that it has when all is launched."""
+    racks = Racks()
+    bearers, standing = Bearers(CPU, racks), StandingWork(6, CPU)
+    parts = parts_of([Portion(str(width), (width, INPUTS), range(width), range(INPUTS)) for width in WIDTHS])
+    ours, x, y = slabs.Slabs(bearers, parts, torch.float32, CPU), torch.randn(6, INPUTS), torch.randn(6, sum(WIDTHS))
+
+    def replayed() -> Tensor:
+        changed = y.clone()
+        with bearers.standing(standing.of(6)):
+            ours.add(x, changed)
+        return changed
+
+    assert torch.equal(replayed(), y)
+    for adapter, rank in enumerate((3, 40, 3), 1):
+        ours.put(racks.take(adapter, rank), 1, torch.randn(rank, INPUTS) / INPUTS ** 0.5, torch.randn(WIDTHS[1], rank))
+    racks.take(4, 16)  # which changes another product
+    for adapters in ([1, 2, 0, 3, 4, 2], [2, 2, 2], [0, 4], [3]):
+        assert bearers.write(standing, adapters, 6)
+        launched = y.clone()
+        with bearers.rows([Run(adapter, 1) for adapter in adapters + [0] * (6 - len(adapters))]):
+            ours.add(x, launched)
+        assert torch.equal(replayed(), launched)
+        changed = [not torch.equal(*rows) for rows in zip(launched, y, strict=True)]
+        assert changed == [adapter in {1, 2, 3} for adapter in adapters] + [False] * (6 - len(adapters))
+
+
+@pytest.mark.parametrize("shelf", [Shelf(2 * MOST_SIZE, 0), Shelf(8, slabs.MOST_SHELVES)])
+def test_what_there_is_no_room_for_is_told(world: World, shelf: Shelf) -> None:
+    with pytest.raises(RuntimeError, match="at most 65536 adapters have room, and ranks up to 1024"):
+        world.ours.put(Place(shelf, 0), 0, torch.zeros(1, INPUTS), torch.zeros(WIDTHS[0], 1))
 
 
 def test_the_gate_looks_at_kernels_too(monkeypatch: pytest.MonkeyPatch) -> None:
