@@ -24,7 +24,8 @@ def test_the_kernels_add_what_torch_adds_and_company_changes_no_bit(dtype: torch
         pytest.skip("the interpreter's products of bfloat16 are wrong")
     where, racks = torch.device(device), Racks()
     bearers = Bearers(where, racks)
-    parts = parts_of([Portion(str(width), (width, INPUTS), range(width), range(INPUTS)) for width in WIDTHS])
+    parts = parts_of([Portion(str(number), (width, INPUTS), range(width), range(INPUTS))
+                      for number, width in enumerate(WIDTHS)])
     both = [kind(bearers, parts, dtype, where) for kind in (slabs.Slabs, Stacks)]
     torch.manual_seed(0)
     for adapter, rank in enumerate(RANKS, 1):
