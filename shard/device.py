@@ -3,7 +3,7 @@ computed."""
 
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, cycle
 
 import torch
@@ -50,6 +50,11 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def at(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels in Triton are launched where their thread is, wherever their tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Standing:

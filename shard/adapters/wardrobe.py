@@ -83,9 +83,11 @@ class Wardrobe:
                     num_bytes += embedding.add(number, *matrices)
             if others or any(part is not None for _, *parts in embeddings for part in parts):
                 self.bearers.others.add(number)
-        except (MemoryError, RuntimeError) as error:  # which is what torch says when there is none
+        except Exception as error:
             self.unload(number)
-            raise Refused(f"there is no memory for the adapter in {folder}: {str(error).splitlines()[0]}") from None
+            if not isinstance(error, MemoryError | RuntimeError):  # which is what torch says when there is none
+                raise
+            raise Refused(f"there is no room for the adapter in {folder}: {str(error).splitlines()[0]}") from None
         return num_bytes
 
     def unload(self, number: int) -> None:

@@ -4,8 +4,8 @@ written again and again where it stays, for steps that are captured.
 Knows nothing of matrices, nor of who says which rows are at hand.
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, chain
+from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -15,22 +15,25 @@ from shard.adapters.racks import MOST_SIZE, Place, Shelf
 from shard.device import Standing, sent
 
 ROWS = 16  # of one adapter, that one program of a kernel has at most
-ENTRY = 5  # numbers that tell a program what to do
+ENTRY = 6  # numbers that tell a program what to do
 
 Hanging = Sequence[tuple[Place, list[int]]]  # with all rows that go by what hangs there
 
 
 class Work(NamedTuple):
-    entries: Tensor  # [programs, ENTRY]: row and size of a shelf, slot there, the first of its rows in `rows`, how many
+    """An entry is row and size of a shelf, a slot there, the first of a program's rows in `rows`, how many, and where
+    there is room for these when they are narrow."""
+
+    entries: Tensor  # [programs, ENTRY]
     rows: Tensor  # [held], which rows at hand
-    size: int  # of the widest shelf
+    room: int  # numbers that all rows have together when they are narrow
     shelves: frozenset[Shelf] | None  # None: any, from step to step
 
     @classmethod
     def of(cls, hanging: Hanging, device: torch.device) -> "Work":
         entries, rows = sent(listed(hanging), device)
-        shelves = frozenset(place.shelf for place, _ in hanging)
-        return cls(entries.view(-1, ENTRY), rows, max(shelf.size for shelf in shelves), shelves)
+        room = sum(len(rows) * place.shelf.size for place, rows in hanging)
+        return cls(entries.view(-1, ENTRY), rows, room, frozenset(place.shelf for place, _ in hanging))
 
 
 class StandingWork:
@@ -42,7 +45,7 @@ class StandingWork:
     def of(self, rows: int) -> Work:
         """What is there when a step of so many rows is run."""
         entries, held = self._standing.lists
-        return Work(entries[:ENTRY * rows].view(-1, ENTRY), held[:rows], MOST_SIZE, None)
+        return Work(entries[:ENTRY * rows].view(-1, ENTRY), held[:rows], rows * MOST_SIZE, None)
 
     def write(self, hanging: Hanging, rows: int) -> None:
         """For the next step, of so many rows."""
@@ -52,8 +55,10 @@ class StandingWork:
 
 def listed(hanging: Hanging) -> list[list[int]]:
     """All entries, and all rows."""
-    firsts = accumulate((len(rows) for _, rows in hanging), initial=0)
-    entries: Iterable[tuple[int, ...]] = (
-        (place.shelf.row, place.shelf.size, place.slot, first + done, min(ROWS, len(rows) - done))
-        for first, (place, rows) in zip(firsts, hanging, strict=False) for done in range(0, len(rows), ROWS))
-    return [[*chain(*entries)], [*chain(*(rows for _, rows in hanging))]]
+    entries: list[int] = []
+    first = room = 0
+    for (shelf, slot), rows in hanging:
+        for done in range(0, len(rows), ROWS):
+            entries += shelf.row, shelf.size, slot, first + done, min(ROWS, len(rows) - done), room + done * shelf.size
+        first, room = first + len(rows), room + len(rows) * shelf.size
+    return [entries, [*chain(*(rows for _, rows in hanging))]]

@@ -4,15 +4,16 @@ kernels are in `adapter_kernels.py`.
 
 from collections.abc import Sequence
 from math import gcd
+from threading import Lock
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from shard.adapters.bearers import Bearers
-from shard.adapters.racks import LEAST_SIZE, MOST_SIZE, WIDTH, Place, Shelf
+from shard.adapters.racks import KINDS, LEAST_SIZE, MOST_SIZE, WIDTH, Place, Shelf
 from shard.adapters.work import ENTRY, ROWS, Work
-from shard.device import sent
+from shard.device import at, sent
 from shard.layers.adapter_kernels import expand, shrink
 from shard.layers.portions import Part
 
@@ -41,6 +42,8 @@ class Slabs:
         self._num_outputs = parts[-1].columns.stop
         self._dtype, self._device = dtype, device
         self._slabs: dict[Shelf, Slab] = {}
+        self._like = self._zeros(1)
+        self._launching = Lock()  # both kernels find the same tables, though adapters are loaded meanwhile
         # Where they are, by the row of their shelf: of what makes rows narrow, and of what makes them wide.
         self._tables = torch.zeros(2, MOST_SHELVES, dtype=torch.int64, device=device)
         blocks = [number for part, columns in enumerate(part.columns for part in parts)
@@ -67,33 +70,40 @@ class Slabs:
 
     def _add(self, work: Work, x: Tensor, y: Tensor) -> None:
         downs, ups = self._tables
-        num_splits, num_programs, num_held = -(-self._num_inputs // SPLIT), len(work.entries), len(work.rows)
-        num_parts = len(self._parts)
-        narrow = torch.empty(num_splits, num_parts, num_held, work.size, dtype=torch.float32, device=self._device)
+        num_splits, num_parts, num_programs = -(-self._num_inputs // SPLIT), len(self._parts), len(work.entries)
+        narrow = torch.empty(num_splits, num_parts, work.room, dtype=torch.float32, device=self._device)
         constants = {"PARTS": num_parts, "ROWS": ROWS, "RANKS": RANKS, "ENTRY": ENTRY}
-        shrink[num_programs, num_parts, num_splits](
-            x, downs, work.entries, work.rows, narrow, x.stride(0), self._num_inputs, num_held, work.size,
-            SPLIT=SPLIT, PIECE=PIECE, **constants)
-        expand[num_programs, len(self._blocks)](
-            narrow, ups, work.entries, work.rows, self._blocks, y, y.stride(0), self._num_outputs, num_held, work.size,
-            num_splits, BLOCK=BLOCK, EVEN=self._even, **constants)
+        with self._launching:
+            shrink[num_programs, num_parts, num_splits](
+                x, self._like, downs, work.entries, work.rows, narrow, x.stride(0), self._num_inputs, work.room,
+                SPLIT=SPLIT, PIECE=PIECE, **constants)
+            expand[num_programs, len(self._blocks)](
+                narrow, self._like, ups, work.entries, work.rows, self._blocks, y, y.stride(0), self._num_outputs,
+                work.room, num_splits, BLOCK=BLOCK, EVEN=self._even, **constants)
 
     def _slab(self, shelf: Shelf) -> Slab:
-        """With the first, nobody's rows are computed at once: so kernels are compiled while an adapter is loaded, and
-        in no step."""
         if (slab := self._slabs.get(shelf)) is None:
             if shelf.size > MOST_SIZE or shelf.row >= MOST_SHELVES:
-                raise RuntimeError(f"at most {MOST_SHELVES * WIDTH} adapters have room, and ranks up to {MOST_SIZE}")
+                raise RuntimeError(f"of about one rank {MOST_SHELVES // KINDS * WIDTH} adapters can be there at once, "
+                                   f"and of none above {MOST_SIZE}")
             if not self._slabs:
-                entries, rows = sent([[0] * ENTRY, [0]], self._device)
-                self._add(Work(entries.view(1, ENTRY), rows, LEAST_SIZE, None), self._zeros(1, self._num_inputs),
-                          self._zeros(1, self._num_outputs))
+                self._compile()
             slab = Slab(self._zeros(WIDTH, len(self._parts), shelf.size, self._num_inputs),
                         self._zeros(WIDTH, shelf.size, self._num_outputs))
-            for table, matrices in zip(self._tables, slab, strict=True):
-                table[shelf.row] = matrices.data_ptr()
+            with self._launching:
+                for table, matrices in zip(self._tables, slab, strict=True):
+                    table[shelf.row] = matrices.data_ptr()
             self._slabs[shelf] = slab
         return slab
+
+    def _compile(self) -> None:
+        """While the first adapter is loaded, and in no step: nobody's rows are computed. Some products are not rounded
+        yet when something is added to them."""
+        entries, rows = sent([[0] * ENTRY, [0]], self._device)
+        with at(self._device):
+            for dtype in (self._dtype, torch.float32):
+                self._add(Work(entries.view(1, ENTRY), rows, LEAST_SIZE, None), self._zeros(1, self._num_inputs),
+                          self._zeros(1, self._num_outputs).to(dtype))
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)

@@ -58,16 +58,20 @@ def test_programs_of_kernels_have_each_row_once_under_its_adapter(runs: list[Run
     if work is None:
         assert not expected
         return
-    shelves = {place.shelf for place in expected.values() if place is not None}
-    assert (work.shelves, work.size) == (shelves, max(shelf.size for shelf in shelves))
+    places = [place for place in expected.values() if place is not None]
+    assert (work.shelves, work.room) == ({place.shelf for place in places}, sum(place.shelf.size for place in places))
     assert told_by(work) == expected
-    assert all(0 < count <= ROWS for *_, count in work.entries.tolist())
+    assert all(0 < count <= ROWS for *_, count, _ in work.entries.tolist())
 
 
 def told_by(work: Work) -> dict[int, Place]:
-    """Where what a row goes by hangs."""
+    """Where what a row goes by hangs. Each has room of its own when it is narrow."""
+    taken = [number for _, size, _, _, count, begin in work.entries.tolist()
+             for number in range(begin, begin + count * size)]
+    assert len(taken) == len(set(taken))
+    assert not taken or 0 <= min(taken) <= max(taken) < work.room
     shelves = {shelf.row: shelf for shelf in (Shelf(size, number) for size in (8, 16) for number in range(9))}
-    found = [(row, Place(shelves[at], slot)) for at, size, slot, first, count in work.entries.tolist()
+    found = [(row, Place(shelves[at], slot)) for at, size, slot, first, count, _ in work.entries.tolist()
              for row in work.rows.tolist()[first:first + count] if shelves[at].size == size]
     assert len(found) == len(dict(found))
     return dict(found)
@@ -82,7 +86,7 @@ def test_work_that_stands_is_that_of_the_last_step(steps: list[list[int]], ranks
         assert bearers.write(standing, adapters, 40)
         found = told_by(work)
         assert found == {row: bearers._racks.find(adapter) for row, adapter in enumerate(adapters) if adapter in ranks}
-    assert (work.size, work.shelves, len(work.entries)) == (MOST_SIZE, None, 40)
+    assert (work.room, work.shelves, len(work.entries)) == (40 * MOST_SIZE, None, 40)
     bearers.others.add(7)
     assert not bearers.write(standing, [1, 7], 40)
     assert told_by(work) == found

@@ -64,15 +64,15 @@ POINTWISE_JOBS = [
       "BLOCK": 128}, {"num_warps": 1})]
 
 
-LISTED = {"tables": "*i64", "work": "*i32", "rows": "*i32"}
+LISTED = {**addresses("like"), "tables": "*i64", "work": "*i32", "rows": "*i32"}
 ADAPTING = {"PARTS": 3, "ROWS": ROWS, "RANKS": slabs.RANKS, "ENTRY": ENTRY}
 ADAPTER_JOBS = [
     (ADAPTERS, "shrink", {**addresses("x"), **LISTED, "narrow": "*fp32", "x_stride": "i32", "num_inputs": "i32",
-                          "num_held": "i32", "most": "i32"},
+                          "room": "i32"},
      {**ADAPTING, "SPLIT": slabs.SPLIT, "PIECE": slabs.PIECE}, {}),
-    (ADAPTERS, "expand", {"narrow": "*fp32", **LISTED, "blocks": "*i32", **addresses("y"), "y_stride": "i32",
-                          "num_outputs": "i32", "num_held": "i32", "most": "i32", "num_splits": "i32"},
-     {**ADAPTING, "BLOCK": slabs.BLOCK, "EVEN": slabs.EVEN}, {})]
+    *((ADAPTERS, "expand", {"narrow": "*fp32", **LISTED, "blocks": "*i32", "y": kind, "y_stride": "i32",
+                            "num_outputs": "i32", "room": "i32", "num_splits": "i32"},
+       {**ADAPTING, "BLOCK": slabs.BLOCK, "EVEN": slabs.EVEN}, {}) for kind in ("*bf16", "*fp32"))]
 
 
 @pytest.mark.slow

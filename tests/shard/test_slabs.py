@@ -1,5 +1,8 @@
 """What adapters add by kernels, under Triton's interpreter, against what they add by torch."""
 
+from collections.abc import Callable
+from threading import Thread
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -87,6 +90,44 @@ def test_company_changes_no_bit(world: World, runs: list[Run], seed: int) -> Non
         assert torch.equal(together[row], alone[0])
 
 
+def test_what_is_not_rounded_yet_may_be_added_to() -> None:
+    """In adapters' type the sum is made, and not what it is added to."""
+    world, runs = World(torch.float16), [Run(1, 2), Run(0, 1), Run(5, 3)]
+    x, y = world.rows(runs)
+    found, expected = (world.added(x, y.float(), runs, by_torch=by_torch) for by_torch in (False, True))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=4e-3, atol=1.6e-2)
+    assert torch.equal(world.added(x.float(), y, runs), world.added(x, y, runs))
+
+
+def test_an_adapter_that_comes_between_the_two_launches_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shelf is that of one who leaves this product alone, whose row was not made narrow."""
+    racks = Racks()
+    bearers = Bearers(CPU, racks)
+    parts = parts_of([Portion("q", (40, INPUTS), range(40), range(INPUTS))])
+    ours, x, y = slabs.Slabs(bearers, parts, torch.float32, CPU), torch.randn(2, INPUTS), torch.randn(2, 40)
+    places, matrices = [racks.take(number, rank) for number, rank in ((1, 8), (2, 64), (3, 64))], (
+        torch.randn(8, INPUTS), torch.randn(40, 8))
+    ours.put(places[0], 0, *matrices)
+    loading = Thread(target=ours.put, args=(places[2], 0, *matrices))
+
+    class Between:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            def launch(*tensors: Tensor, **constants: int) -> None:
+                loading.start()
+                loading.join(0.2)  # it waits
+                expand[grid](*tensors, **constants)
+            return launch
+
+    expand = slabs.expand
+    with bearers.rows([Run(1, 1), Run(2, 1)]), monkeypatch.context() as patch:
+        patch.setattr(slabs, "expand", Between())
+        ours.add(x, changed := y.clone())
+    loading.join()
+    assert torch.equal(changed[1], y[1])
+    assert not torch.equal(changed[0], y[0])
+
+
 def test_rows_may_stand_apart(world: World) -> None:
     runs = [Run(1, 2), Run(3, 1)]
     x, y = world.rows(runs)
@@ -140,7 +181,7 @@ def test_what_was_captured_before_there_were_adapters_adds_what_they_add() -> No
 
 @pytest.mark.parametrize("shelf", [Shelf(2 * MOST_SIZE, 0), Shelf(8, slabs.MOST_SHELVES)])
 def test_what_there_is_no_room_for_is_told(world: World, shelf: Shelf) -> None:
-    with pytest.raises(RuntimeError, match="at most 65536 adapters have room, and ranks up to 1024"):
+    with pytest.raises(RuntimeError, match="of about one rank 8192 adapters can be there at once, and of none"):
         world.ours.put(Place(shelf, 0), 0, torch.zeros(1, INPUTS), torch.zeros(WIDTHS[0], 1))
 
 

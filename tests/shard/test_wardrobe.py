@@ -242,7 +242,7 @@ def test_one_for_which_there_is_no_memory_leaves_nothing_behind(
     with Loom(llama, adaptable=True) as loom:
         with monkeypatch.context() as patch:
             patch.setattr(Stacks, "put", put_until_it_is_full)
-            with pytest.raises(Refused, match=r"there is no memory for the adapter in .*tried to allocate 5 bytes"):
+            with pytest.raises(Refused, match=r"there is no room for the adapter in .*tried to allocate 5 bytes"):
                 loom.load_adapter(1, eight[0])
         assert list(loom.everywhere("info")[0].loaded_adapters) == []
         loom.load_adapter(1, eight[1])
