@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import cycle
@@ -95,11 +96,12 @@ def own_temporary_folder(config: pytest.Config) -> None:
 
 
 def descriptors() -> set[str]:
-    found = set()
+    """By what they are, and how many of it there are: libraries close one and open its like under another number."""
+    found: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # the descriptor of the listing itself
-            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
-    return found
+            found[os.readlink(f"/proc/self/fd/{number}")] += 1
+    return {f"{kind} {number}" for kind, count in found.items() for number in range(count)}
 
 
 def threads() -> set[str]:
