@@ -45,7 +45,7 @@ class Slabs:
         self._like = self._zeros(1)
         self._launching = Lock()  # both kernels find the same tables, though adapters are loaded meanwhile
         # Where they are, by the row of their shelf: of what makes rows narrow, and of what makes them wide.
-        self._tables = torch.zeros(2, MOST_SHELVES, dtype=torch.int64, device=device)
+        self._tables = torch.zeros(2, MOST_SHELVES, dtype=torch.int64, device=device).unbind()
         blocks = [number for part, columns in enumerate(part.columns for part in parts)
                   for first in columns[::BLOCK] for number in (part, first, columns.stop)]
         self._even = gcd(EVEN, *blocks[1::3], *blocks[2::3])
@@ -65,7 +65,7 @@ class Slabs:
 
     def add(self, x: Tensor, y: Tensor) -> None:
         work = self._bearers.work
-        if work is not None and (work.shelves is None or not work.shelves.isdisjoint(self._slabs)):
+        if work is not None and (work.shelves is None or any(shelf in self._slabs for shelf in work.shelves)):
             self._add(work, x, y)
 
     def _add(self, work: Work, x: Tensor, y: Tensor) -> None:
