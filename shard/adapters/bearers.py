@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.adapters.racks import Place, Racks, Shelf
-from shard.adapters.work import StandingWork, Work
+from shard.adapters.racks import Racks, Shelf
+from shard.adapters.work import Hanging, StandingWork, Work
 
 NONE = 0  # the number of no adapter
 # Rows are multiplied in tiles of so many, short ones filled up: then a row's bits are the same in any company.
@@ -65,7 +65,7 @@ class AtHand:
         hanging = self._hanging()
         return Work.of(hanging, self._device) if hanging else None
 
-    def _hanging(self) -> list[tuple[Place, list[int]]]:
+    def _hanging(self) -> Hanging:
         return hanging_on(self._racks, self._members)
 
     def _tiled(self, num_rows: int) -> Iterator[Tiles]:
@@ -143,7 +143,7 @@ class Bearers:
         return AtHand(runs, self._device, self._racks)
 
 
-def hanging_on(racks: Racks, members: Mapping[int, list[int]]) -> list[tuple[Place, list[int]]]:
+def hanging_on(racks: Racks, members: Mapping[int, list[int]]) -> Hanging:
     return sorted((place, rows) for adapter, rows in members.items() if (place := racks.find(adapter)) is not None)
 
 
@@ -169,9 +169,9 @@ def laid_out(groups: list[list[int]]) -> tuple[list[int], dict[int, int]]:
     return rows, places
 
 
-def neighbours(hanging: list[tuple[Place, list[int]]]) -> list[list[tuple[Place, list[int]]]]:
+def neighbours(hanging: Hanging) -> list[Hanging]:
     """Those that hang side by side and have no more than a tile of rows together; each of the others by itself."""
-    found: list[list[tuple[Place, list[int]]]] = []
+    found: list[Hanging] = []
     for place, rows in hanging:
         if found and len(rows) <= TILE:
             before, others = found[-1][-1]

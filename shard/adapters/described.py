@@ -12,11 +12,11 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
 
+from shard.adapters.racks import MOST_SIZE
 from shard.given import MOST, Given
 
 FILE = "adapter_config.json"
 MOST_BYTES = 2**20
-MOST_RANK = 1024
 MOST_PATTERN, MOST_REPEATED = 256, 2
 REPEATED, GROUP_REPEATED = re.compile(r"[*+?{]"), re.compile(r"\)[*+{]")
 SAVED = ("lm_head", "embed_tokens", "wte", "embed_in", "embed_out", "word_embeddings")  # ends of names
@@ -107,8 +107,8 @@ def described(given: Given) -> AdapterConfig:
 
 
 def check_rank(source: str, name: str, rank: object) -> None:
-    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MOST_RANK:
-        raise ValueError(f"{source}: {name} must be a whole number from 1 to {MOST_RANK}, got {shown(rank)}")
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MOST_SIZE:
+        raise ValueError(f"{source}: {name} must be a whole number from 1 to {MOST_SIZE}, got {shown(rank)}")
 
 
 def refuse_others(values: Mapping[str, Any], source: str) -> None:

@@ -9,7 +9,7 @@ from itertools import count
 from typing import NamedTuple
 
 WIDTH = 16  # adapters on a shelf
-LEAST_SIZE, MOST_SIZE = 8, 1024
+LEAST_SIZE, MOST_SIZE = 8, 1024  # no adapter may have a higher rank
 KINDS = (MOST_SIZE // LEAST_SIZE).bit_length()  # of sizes
 
 

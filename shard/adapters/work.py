@@ -4,7 +4,6 @@ written again and again where it stays, for steps that are captured.
 Knows nothing of matrices, nor of who says which rows are at hand.
 """
 
-from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from shard.device import Standing, sent
 ROWS = 16  # of one adapter, that one program of a kernel has at most
 ENTRY = 6  # numbers that tell a program what to do
 
-Hanging = Sequence[tuple[Place, list[int]]]  # with all rows that go by what hangs there
+Hanging = list[tuple[Place, list[int]]]  # by place, with all rows that go by what hangs there
 
 
 class Work(NamedTuple):
