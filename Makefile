@@ -7,7 +7,7 @@
 .ONESHELL:
 .SHELLFLAGS := -euc
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long test-clients gpu-wheels gpu-check check proto proto-check docs bench study dist stats clean
+.PHONY: help run test test-long test-clients gpu-wheels gpu-check gpu-memcheck gpu-bench check proto proto-check docs bench study dist stats clean
 
 PYTHON :=
 PIP_ARGS :=
@@ -62,6 +62,8 @@ help:
 	make test-long     thousands of random schedules and requests, new ones every time (SEED=... repeats)
 	make test-clients  tests with official clients, each installed in an environment of its own
 	make gpu-check     tests and step times on a GPU, without network: torch, transformers and gpu-wheels will do
+	make gpu-memcheck  the kernels' tests on a GPU under NVIDIA's compute-sanitizer
+	make gpu-bench     how near a GPU's rate: ARGS="decode", prompts, served or beside, and flags of benchmarks.card
 	make gpu-wheels    download what weft needs beside those two on Python 3.12, 22 MB
 	make check         style, types, and whether generated files are fresh
 	make proto         write shard/pb from proto/shard.proto
@@ -151,25 +153,49 @@ gpu-wheels: .venv/ready
 	du -sh .gpu-wheels
 
 # A folder on the path and no venv: one that is made from a venv, as python3 may well be, does not see what that has.
+define GPU_SITE
+python=$(if $(PYTHON),"$(PYTHON)",python3)
+fail() { echo "weft: $$*" >&2; exit 1; }
+"$$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+	fail "$$python has no torch that sees a GPU; name one that has: make $@ PYTHON=/path/to/python3"
+test -d .gpu-wheels || fail "there are no wheels; call make gpu-wheels first, on a machine with a network"
+rm -rf .gpu-site
+"$$python" -m pip install --disable-pip-version-check -q --no-index --no-deps --target .gpu-site .gpu-wheels/*.whl
+mkdir .gpu-site/weft.dist-info  # weft runs from here, and asks for its version
+printf 'Name: weft\nVersion: %s\n' "$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" > .gpu-site/weft.dist-info/METADATA
+export PYTHONPATH="$$PWD/.gpu-site:$$PWD" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 TRITON_INTERPRET=0
+endef
+GPU_TEST := -P -m pytest -p pytest_timeout -W default -m gpu
+
 gpu-check:
-	@python=$(if $(PYTHON),"$(PYTHON)",python3)
-	fail() { echo "weft: $$*" >&2; exit 1; }
-	"$$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
-		fail "$$python has no torch that sees a GPU; name one that has: make gpu-check PYTHON=/path/to/python3"
-	test -d .gpu-wheels || fail "there are no wheels; call make gpu-wheels first, on a machine with a network"
-	rm -rf .gpu-site
-	"$$python" -m pip install --disable-pip-version-check -q --no-index --no-deps --target .gpu-site .gpu-wheels/*.whl
-	mkdir .gpu-site/weft.dist-info  # weft runs from here, and asks for its version
-	printf 'Name: weft\nVersion: %s\n' "$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" > .gpu-site/weft.dist-info/METADATA
-	export PYTHONPATH="$$PWD/.gpu-site:$$PWD" PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 TRITON_INTERPRET=0
+	@$(GPU_SITE)
 	code=0
-	"$$python" -P -m pytest -p pytest_timeout -W default -m gpu tests/gpu $(ARGS) || code=$$?
+	"$$python" $(GPU_TEST) tests/gpu $(ARGS) || code=$$?
 	models=$$(mktemp -d)
 	trap 'rm -rf "$$models"' EXIT
-	for exact in '' --exact; do  # what --exact costs; cuBLAS is told once, so each has a process of its own
-		"$$python" -P -m benchmarks.step --shape llama-3.1-8b --device cuda --batch 1 8 32 --folder "$$models" $$exact || code=$$?
+	for exact in '' --exact; do  # what --exact costs
+		"$$python" -P -m benchmarks.card decode --shapes llama-3.1-8b --batch 1 8 32 --context 512 --device cuda --folder "$$models" $$exact || code=$$?
 	done
 	exit $$code
+
+# Every tensor gets memory of its own, so that what lies beyond it is known to be; but where graphs are captured there is
+# a pool. Long: with ARGS="tests/gpu/test_attention.py" a file at a time.
+gpu-memcheck:
+	@$(GPU_SITE)
+	sanitizer=$$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+	test -x "$$sanitizer" || fail "there is no compute-sanitizer here; it comes with NVIDIA's CUDA toolkit"
+	code=0
+	for file in $(or $(ARGS),tests/gpu/test_attention.py tests/gpu/test_adapters.py tests/gpu/test_model.py); do
+		case $$file in *test_model*|*test_replay*) unset PYTORCH_NO_CUDA_MEMORY_CACHING;;
+			*) export PYTORCH_NO_CUDA_MEMORY_CACHING=1;; esac
+		"$$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 99 \
+			"$$python" $(GPU_TEST) -o timeout=600 $$file || code=$$?
+	done
+	exit $$code
+
+gpu-bench:
+	@$(GPU_SITE)
+	"$$python" -P -m benchmarks.card $(or $(ARGS),--help)
 
 check: .venv/ready proto-check
 	@$(VENV) -m ruff check .

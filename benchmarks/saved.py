@@ -16,9 +16,9 @@ def hardware() -> str:
     return f"{models[0] if models else 'unknown CPU'}, {os.cpu_count()} cores"
 
 
-def file_name(date: str, machine: str, name: str) -> str:
-    words = re.split("[^a-z0-9]+", f"{date} {machine} {name}".lower())
-    return f"{'-'.join(word for word in words if word)}.txt"
+def file_name(*words: str) -> str:
+    """Without an end."""
+    return "-".join(word for word in re.split("[^a-z0-9]+", " ".join(words).lower()) if word)
 
 
 def tell(date: str, name: str, text: str, *, keep: bool) -> None:
@@ -34,4 +34,4 @@ def today() -> str:
 
 def save(date: str, name: str, text: str) -> None:
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / file_name(date, hardware(), name)).write_text(text)
+    (RESULTS / f"{file_name(date, hardware(), name)}.txt").write_text(text)

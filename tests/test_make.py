@@ -20,6 +20,11 @@ GOOD = """case "$*" in "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; 
 
 LOGGED = """case "$*" in *"import sys, torch"*) [ ! -e no-gpu ]; exit;; *install*) mkdir .gpu-site;; esac
 echo "$*" >> log"""
+SANITIZER = """#!/bin/sh
+echo sanitized $PYTORCH_NO_CUDA_MEMORY_CACHING >> log
+shift 6
+exec "$@"
+"""
 WITH_TORCH, WITH_TRANSFORMERS = {"jinja2"}, {"numpy", "safetensors", "tokenizers"}
 WITH_MACHINE = {"torch", "transformers"} | WITH_TORCH | WITH_TRANSFORMERS
 FOR_TESTS = {"hypothesis", "pytest", "pytest-timeout"}
@@ -133,8 +138,28 @@ def test_the_gpu_is_checked_with_wheels_that_were_there_before(machine: Checkout
     install, tests, *steps = machine.log()
     assert install.endswith("--no-index --no-deps --target .gpu-site .gpu-wheels/one.whl")
     assert tests.endswith("-m gpu tests/gpu")
-    assert all("-m benchmarks.step --shape llama-3.1-8b --device cuda" in step for step in steps)
+    assert all("-m benchmarks.card decode --shapes llama-3.1-8b" in step for step in steps)
     assert [step.endswith(" --exact") for step in steps] == [False, True]
+
+
+def test_what_is_asked_of_a_gpu_is_asked_of_the_benchmark(machine: Checkout) -> None:
+    assert machine.make("gpu-bench", "ARGS=served --streams 8").returncode == 0
+    assert machine.log()[-1] == "-P -m benchmarks.card served --streams 8"
+
+
+def test_kernels_run_under_a_sanitizer_where_there_is_one(
+        machine: Checkout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = machine.make("gpu-memcheck")
+    assert made.returncode != 0
+    assert made.stderr.startswith("weft: there is no compute-sanitizer here")
+    (sanitizer := tmp_path / "compute-sanitizer").write_text(SANITIZER)
+    sanitizer.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert machine.make("gpu-memcheck").returncode == 0
+    *_, adapters, on_adapters, models, on_models = machine.log()
+    assert (adapters, models) == ("sanitized 1", "sanitized")  # where graphs are captured memory comes from a pool
+    assert on_adapters.endswith("tests/gpu/test_adapters.py")
+    assert on_models.endswith("tests/gpu/test_model.py")
 
 
 @pytest.mark.parametrize(("change", "line"), [

@@ -113,7 +113,7 @@ def without_places(words: list[str]) -> list[str]:
 
 
 def folder_of(settings: Settings, made: dict[str, Any]) -> Path:
-    name = file_name("batching", f"{made['date']} {made['hardware']}", "").removesuffix(".txt")
+    name = file_name("batching", made["date"], made["hardware"])
     return (settings.folder or RESULTS / name).resolve()
 
 

@@ -1,0 +1,77 @@
+"""How long a model's own steps take: decode steps one behind the other as shards take them, and whole prompts.
+
+No router, no messages. Sequences have blocks of their own; tokens, weights and what stands in the cache are random, as
+products of equal rows, or of zeros, take other times.
+"""
+
+from collections.abc import Iterable
+from random import Random
+from time import perf_counter
+
+from benchmarks.card.roof import done
+from shard.change import Chunk, Step
+from shard.loading import Loaded
+from shard.replay import Extent
+from shard.sequence import EXPECTED, Sampling, Sequence
+
+BLOCK_SIZE = 16
+STEPS = 50  # that are timed together
+FAILED = "a step with random weights came to something that is no number"
+
+
+class Stage:
+    """A loaded model with a cache for the largest step, in which the smaller ones take place, too."""
+
+    def __init__(self, loaded: Loaded, batch: int, context: int) -> None:
+        self._runner, self._vocabulary = loaded.runner, loaded.config.vocabulary_size
+        self._each = -(-context // BLOCK_SIZE)
+        self._cache = loaded.cache(BLOCK_SIZE, batch * self._each)
+        for side in (*self._cache.keys, *self._cache.values):
+            side[:batch * self._each * BLOCK_SIZE].normal_()
+        replays = loaded.replays(self._cache, Extent(batch, context))
+        self.replayed = replays is not None
+        self._runner.replay(replays)
+
+    def decode_seconds(self, batch: int, context: int, repeat: int) -> list[float]:
+        """Of a step, each beginning before the last is over where steps are replayed. The first time does not count."""
+        return [self._steady(batch, context) for _ in range(repeat + 1)][1:]
+
+    def prompt_seconds(self, lengths: Iterable[int], repeat: int) -> list[float]:
+        """Of one step with prompts of these lengths."""
+        step = Step(chunks=[Chunk(self._sequence(number, length, 0), 0, length)
+                            for number, length in enumerate(lengths)])
+        return [self._run(step) for _ in range(repeat + 1)][1:]
+
+    def _steady(self, batch: int, context: int) -> float:
+        known, expected = (Step(decodes=[self._sequence(number, context, context - 1) for number in range(batch)])
+                           for _ in range(2))
+        for sequence in expected.decodes:
+            sequence.tokens[-1] = EXPECTED
+        last = self._runner.begin(known, self._cache, None)
+        if last is None:
+            return self._run(known)
+        last.wait()
+        began = perf_counter()
+        for _ in range(STEPS):
+            behind, last = last, self._runner.begin(expected, self._cache, last)
+            assert last is not None, "what was replayed once can be replayed again"
+            if behind.choices() is None:
+                raise ValueError(FAILED)
+        last.wait()
+        return (perf_counter() - began) / STEPS
+
+    def _run(self, step: Step) -> float:
+        began = perf_counter()
+        outcome = self._runner.run(step, self._cache)
+        done()
+        seconds = perf_counter() - began
+        if outcome.failures:
+            raise ValueError(FAILED)
+        return seconds
+
+    def _sequence(self, number: int, length: int, computed: int) -> Sequence:
+        tokens = Random(number).choices(range(self._vocabulary), k=length)
+        blocks = list(range(number * self._each, (number + 1) * self._each))
+        return Sequence(id=number, tokens=tokens, num_prompt_tokens=length, num_given=length, computed=computed,
+                        num_cached=0, blocks=blocks, key=number, sampling=Sampling(), prompt_logprobs=False, adapter=0,
+                        grammar=0)
