@@ -46,8 +46,10 @@ class Tiles(NamedTuple):
 class AtHand:
     """All rows that are computed for a while. What stands where is found out when it is first asked."""
 
-    def __init__(self, runs: Sequence[Run], device: torch.device, racks: Racks) -> None:
+    def __init__(self, runs: Sequence[Run], device: torch.device, racks: Racks, standing: Work | None = None) -> None:
+        """`standing` tells of rows that are not known yet."""
         self.runs = runs
+        self._standing = standing
         self._members = rows_by_adapter(runs)
         self._device = device
         self._racks = racks
@@ -62,6 +64,8 @@ class AtHand:
 
     @cached_property
     def work(self) -> Work | None:
+        if self._standing is not None:
+            return self._standing
         hanging = self._hanging()
         return Work.of(hanging, self._device) if hanging else None
 
@@ -110,9 +114,7 @@ class Bearers:
 
     def standing(self, work: Work) -> AbstractContextManager[None]:
         """What is launched meanwhile finds the rows that this has when it is run."""
-        at_hand = self._among(())
-        at_hand.work = work
-        return self._have(at_hand)
+        return self._have(self._among((), work))
 
     def write(self, standing: StandingWork, adapters: Sequence[int], rows: int) -> bool:
         """For so many rows, the first of which go by these adapters. False if one does more than add to products."""
@@ -139,8 +141,8 @@ class Bearers:
         finally:
             self._at_hand = before
 
-    def _among(self, runs: Sequence[Run]) -> AtHand:
-        return AtHand(runs, self._device, self._racks)
+    def _among(self, runs: Sequence[Run], standing: Work | None = None) -> AtHand:
+        return AtHand(runs, self._device, self._racks, standing)
 
 
 def hanging_on(racks: Racks, members: Mapping[int, list[int]]) -> Hanging:
