@@ -178,16 +178,15 @@ gpu-check:
 	done
 	exit $$code
 
-# Every tensor gets memory of its own, so that what lies beyond it is known to be; but where graphs are captured there is
-# a pool. Long: with ARGS="tests/gpu/test_attention.py" a file at a time.
+# Every tensor gets memory of its own, so that what lies beyond it is known to be. Nothing can be captured like that, so the
+# files are those of single kernels. Long: ARGS="tests/gpu/test_attention.py" takes one at a time.
 gpu-memcheck:
 	@$(GPU_SITE)
 	sanitizer=$$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 	test -x "$$sanitizer" || fail "there is no compute-sanitizer here; it comes with NVIDIA's CUDA toolkit"
 	code=0
-	for file in $(or $(ARGS),tests/gpu/test_attention.py tests/gpu/test_adapters.py tests/gpu/test_model.py); do
-		case $$file in *test_model*|*test_replay*) unset PYTORCH_NO_CUDA_MEMORY_CACHING;;
-			*) export PYTORCH_NO_CUDA_MEMORY_CACHING=1;; esac
+	export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+	for file in $(or $(ARGS),tests/gpu/test_attention.py tests/gpu/test_fused.py tests/gpu/test_adapters.py); do
 		"$$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 99 \
 			"$$python" $(GPU_TEST) -o timeout=600 $$file || code=$$?
 	done

@@ -19,7 +19,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.checkpoint import LLAMAS, SHAPES, make, write_tensors
-from benchmarks.saved import hardware, tell, today
+from benchmarks.saved import tell
 from benchmarks.step import prepared, timed
 from shard.change import Step
 from shard.config import ShardConfig
@@ -116,13 +116,12 @@ def table(points: Sequence[Point]) -> str:
     return "\n".join(" ".join(f"{cell:>10}" for cell in line) for line in [[name for name, _ in COLUMNS], *lines])
 
 
-def summary(settings: Settings, loaded: Loaded, points: Sequence[Point], date: str) -> dict[str, Any]:
+def summary(settings: Settings, loaded: Loaded, points: Sequence[Point]) -> dict[str, Any]:
     return {
         "cost_percent": {one.adapters: round(one.cost_percent, 1) for one in points if one.adapters}, "goals": GOALS,
         "shape": settings.shape, "streams": settings.streams, "ranks": settings.ranks, "context": settings.context,
         "dtype": str(loaded.dtype).removeprefix("torch."), "threads": torch.get_num_threads(),
-        "torch": torch.__version__, "date": date, "hardware": hardware(), "repeat": settings.repeat,
-        "points": [asdict(one) for one in points]}
+        "repeat": settings.repeat, "points": [asdict(one) for one in points]}
 
 
 def bench(settings: Settings = Settings()) -> None:
@@ -134,9 +133,7 @@ def bench(settings: Settings = Settings()) -> None:
             rank = settings.ranks[number % len(settings.ranks)]
             loaded.wardrobe.load(number, make_adapter(settings.shape, rank, Path(temporary) / "adapter"))
         points = measure(loaded, settings)
-    date = today()
-    text = f"{table(points)}\n{json.dumps(summary(settings, loaded, points, date))}"
-    tell(date, f"{settings.shape} adapters", text, keep=settings.save)
+    tell(f"{settings.shape} adapters", table(points), summary(settings, loaded, points), keep=settings.save)
 
 
 def main() -> None:

@@ -6,8 +6,6 @@ benchmarks.core --help` tells the settings. The last line is JSON.
 """
 
 import gc
-import json
-import platform
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,7 +16,7 @@ import cyclopts
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.saved import hardware, tell, today
+from benchmarks.saved import tell
 from router.hashing import block_hashes, namespace
 from router.messages import Answer, AnswerRow, ModelFacts
 from router.policy import Policy
@@ -153,16 +151,13 @@ def measure(settings: Settings) -> Result:
 def run(settings: Settings = Settings()) -> None:
     """Measure what recording and the prefix cache cost."""
     result = measure(settings)
-    date = today()
-    text = (f"{date}, {hardware()}, Python {platform.python_version()}\n"
-            f"{result.streams} streams: a step of the core takes {result.plain_us_per_step} us\n"
+    text = (f"{result.streams} streams: a step of the core takes {result.plain_us_per_step} us\n"
             f"recording costs {result.recording_us_per_token} us a token: {result.recording_share:.2%} of the router's "
             f"{ROUTER_US_PER_TOKEN:.0f} us\n"
             f"a prefix cache that finds nothing costs {result.caching_us_per_token} us a token: "
             f"{result.caching_share:.2%}\n"
-            f"a snapshot with {result.snapshot_waiting} waiting takes {result.snapshot_ms} ms\n"
-            f"{json.dumps(asdict(result))}")
-    tell(date, "core", text, keep=settings.save)
+            f"a snapshot with {result.snapshot_waiting} waiting takes {result.snapshot_ms} ms")
+    tell("core", text, asdict(result), keep=settings.save)
 
 
 if __name__ == "__main__":

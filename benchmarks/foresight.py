@@ -8,7 +8,6 @@ JSON.
 """
 
 import asyncio
-import json
 import os
 import signal
 import tempfile
@@ -28,7 +27,7 @@ from cyclopts.validators import Number
 
 from benchmarks.checkpoint import SHAPES, make
 from benchmarks.processes import HOST, serving
-from benchmarks.saved import hardware, tell, today
+from benchmarks.saved import tell
 from router.figures import percentile
 from router.simulate import Case
 
@@ -146,18 +145,16 @@ def bench(settings: Settings = Settings()) -> None:
         parts = [[Foreseen.of(part, like) for part, like in zip(run, teacher, strict=True)]
                  for run, teacher in zip(recorded, [*recorded[1:], recorded[0]], strict=True)]
     runs = [Foreseen.together(run) for run in parts]
-    date = today()
     figures: dict[str, Any] = {
         **{f"p{share}_error_of_runs": [round(run.error(share), 4) for run in runs] for share in SHARES},
         **{f"p{share}_error_of_parts": [[round(part.error(share), 4) for part in run] for run in parts]
            for share in SHARES},
-        "requests": sum(len(run.recorded) for run in runs), "shape": settings.shape, "bursts": settings.bursts,
-        "date": date, "hardware": hardware()}
+        "requests": sum(len(run.recorded) for run in runs), "shape": settings.shape, "bursts": settings.bursts}
     typical = ", ".join(
         f"p{share} {median(abs(part.error(share)) for run in parts for part in run):.1%}" for share in SHARES)
     text = "\n".join([*(f"run {number}: {run.line()}" for number, run in enumerate(runs, 1)),
-                      f"the error of a part, median: {typical}", json.dumps(figures)])
-    tell(date, "foresight", text, keep=settings.save)
+                      f"the error of a part, median: {typical}"])
+    tell("foresight", text, figures, keep=settings.save)
 
 
 if __name__ == "__main__":

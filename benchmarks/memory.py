@@ -23,7 +23,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.checkpoint import LLAMAS, SHAPES, make
-from benchmarks.saved import hardware, tell, today
+from benchmarks.saved import tell
 
 ALLOWED = 0.5e9  # bytes beside 1.1 times the weights
 SHARES = {1: 1.0, 2: 0.6}  # of the limit, for each of so many shards
@@ -129,9 +129,8 @@ def bench(settings: Settings = Settings()) -> None:
         for path in folder.iterdir():
             path.read_bytes()  # so that the system has the files in memory
         points = [measure(folder, num_shard, settings.repeat) for num_shard in settings.num_shard]
-    date = today()
-    text = "\n".join([*map(line, points), json.dumps(summary(settings, points, date))])
-    tell(date, f"{settings.shape} memory", text, keep=settings.save)
+    text = "\n".join(map(line, points))
+    tell(f"{settings.shape} memory", text, summary(settings, points), keep=settings.save)
 
 
 def line(point: Point) -> str:
@@ -140,9 +139,9 @@ def line(point: Point) -> str:
             f"{point.first_token_s:.1f} s ({point.seconds[0]:.1f} to {point.seconds[-1]:.1f})")
 
 
-def summary(settings: Settings, points: Sequence[Point], date: str) -> dict[str, Any]:
+def summary(settings: Settings, points: Sequence[Point]) -> dict[str, Any]:
     return {
-        "shape": settings.shape, "date": date, "hardware": hardware(), "points": [
+        "shape": settings.shape, "points": [
             {"num_shard": point.num_shard, "peak_gb": [round(peak, 3) for peak in point.peak_gb],
              "limit_gb_float32": allowed(SHAPES[settings.shape], 4, point.num_shard),
              "first_token_s": [round(seconds, 2) for seconds in point.seconds]} for point in points]}

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,7 +26,7 @@ from cyclopts.validators import Number
 
 from benchmarks.adapters import linears
 from benchmarks.checkpoint import LLAMAS, make, write_tensors
-from benchmarks.saved import hardware, save
+from benchmarks.saved import tell
 from benchmarks.served import served, session, token_times
 from benchmarks.spoiled import CONFIG, WEIGHTS, spoiled
 from router.figures import percentile
@@ -214,7 +213,7 @@ def counted(counters: Iterable[Counter[Any]]) -> Counter[Any]:
     return sum(counters, Counter())
 
 
-def summary(settings: Settings, turns: Sequence[tuple[Turn, Turn]], date: str) -> dict[str, Any]:
+def summary(settings: Settings, turns: Sequence[tuple[Turn, Turn]]) -> dict[str, Any]:
     points = [(point(first), point(other)) for first, other in turns]
     statuses = counted(other.statuses for _, other in turns)
     medians = {f"{name}_ratio": statistics.median(ratios(points, f"{name}_ms")) for name in ("p50", "p99")}
@@ -223,7 +222,6 @@ def summary(settings: Settings, turns: Sequence[tuple[Turn, Turn]], date: str) -
             "reasons": dict(counted(other.reasons for _, other in turns).most_common()), "shape": settings.shape,
             "streams": settings.streams, "requests": settings.requests, "at_once": settings.at_once,
             "rate": settings.rate, "threads": settings.threads, "seconds": settings.seconds, "repeat": settings.repeat,
-            "date": date, "hardware": hardware(),
             "turns": [{"alone": asdict(first), "beside": asdict(other)} for first, other in points]}
 
 
@@ -254,13 +252,10 @@ def bench(settings: Settings = Settings()) -> None:
         names = write_adapters(settings, root)
         with served(model, root, (*IGNORING_ENDS, "--threads", str(settings.threads))) as address:
             turns = uvloop.run(measure(settings, names, address))
-    date, points = datetime.now(UTC).date().isoformat(), [(point(first), point(other)) for first, other in turns]
+    points = [(point(first), point(other)) for first, other in turns]
     reasons, statuses = counted(other.reasons for _, other in turns), counted(other.statuses for _, other in turns)
-    text = "\n".join([table(points), compared(points), told(reasons, statuses),
-                      json.dumps(summary(settings, turns, date))]) + "\n"
-    if settings.save:
-        save(date, f"{settings.shape} mutated adapters", text)
-    print(text, end="")
+    text = "\n".join([table(points), compared(points), told(reasons, statuses)])
+    tell(f"{settings.shape} mutated adapters", text, summary(settings, turns), keep=settings.save)
 
 
 def main() -> None:

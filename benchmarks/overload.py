@@ -6,7 +6,6 @@ line is JSON.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.processes import HOST, serving
-from benchmarks.saved import hardware, tell, today
+from benchmarks.saved import tell
 
 BATCH = 16
 OUTPUT = 64  # tokens of every answer
@@ -118,20 +117,19 @@ def at(values: Sequence[float], part: float) -> float:
 def bench(settings: Settings = Settings()) -> None:
     """Refusals, waits and throughput with several times as many requests as can be served."""
     peak, seen = uvloop.run(measure(settings))
-    share, date = seen.rate(settings.seconds) / peak, today()
+    share = seen.rate(settings.seconds) / peak
     figures: dict[str, Any] = {
         "throughput_share": round(share, 4), "refused": len(seen.refusals), "served": len(seen.waits),
         "refusal_p50_ms": round(at(seen.refusals, .5), 2), "refusal_p99_ms": round(at(seen.refusals, .99), 2),
         "wait_p50_ms": at(seen.waits, .5), "wait_p99_ms": at(seen.waits, .99),
         "max_queue_ms": settings.max_queue_ms, "peak_tokens_per_second": round(peak, 1), "times": settings.times,
-        "seconds": settings.seconds, "date": date, "hardware": hardware()}
+        "seconds": settings.seconds}
     text = "\n".join([
         f"{settings.times:g} times {peak:.0f} tokens/s for {settings.seconds:g} s: {100 * share:.1f} % of it served",
         f"{len(seen.refusals)} refused, told after {figures['refusal_p50_ms']} ms (p99 {figures['refusal_p99_ms']}), "
         f"to come back after {min(seen.retry_after)} to {max(seen.retry_after)} s",
-        f"{len(seen.waits)} served, started after {figures['wait_p50_ms']:.0f} ms (p99 {figures['wait_p99_ms']:.0f})",
-        json.dumps(figures)])
-    tell(date, "overload", text, keep=settings.save)
+        f"{len(seen.waits)} served, started after {figures['wait_p50_ms']:.0f} ms (p99 {figures['wait_p99_ms']:.0f})"])
+    tell("overload", text, figures, keep=settings.save)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ A simulated shard, a router and this process, which is the load, talk over real 
 benchmarks.router --help` tells the settings, benchmarks/README.md how the figures are made. The last line is JSON.
 """
 
-import json
-import platform
 import statistics
 import sys
 import time
@@ -20,7 +18,7 @@ from cyclopts.validators import Number
 
 from benchmarks import load
 from benchmarks.processes import HOST, NotStarted, Server, cpu_seconds, machine_seconds, serving
-from benchmarks.saved import hardware, tell, today
+from benchmarks.saved import tell
 
 GOAL_STREAMS, GOAL_LOOK_AHEAD = 64, 2
 WARM_UP = 0.5  # seconds before each window
@@ -162,15 +160,12 @@ def table(points: Sequence[Point]) -> str:
     return "\n".join([" ".join(f"{name:>10}" for name, _ in COLUMNS), *map(line, points)])
 
 
-def summary(settings: Settings, points: Sequence[Point], date: str) -> dict[str, Any]:
+def summary(settings: Settings, points: Sequence[Point]) -> dict[str, Any]:
     """The goal's two figures first; they are null when its point was not measured."""
     goal = next((one for one in points if (one.streams, one.look_ahead) == (GOAL_STREAMS, GOAL_LOOK_AHEAD)), None)
     return {
         "router_us_per_token": goal and round(goal.router_us_per_token, 2),
         "shard_idle_share": goal and round(goal.shard_idle_share, 4),
-        "date": date,
-        "hardware": hardware(),
-        "python": platform.python_version(),
         "seconds": settings.seconds,
         "repeat": settings.repeat,
         "cache_scope": settings.cache_scope,
@@ -181,9 +176,8 @@ def summary(settings: Settings, points: Sequence[Point], date: str) -> dict[str,
 def bench(settings: Settings = Settings()) -> None:
     """Microseconds of the router's CPU per delivered token, and the share of time that its shard waits."""
     settings = replace(settings, seconds=0.5, repeat=1) if settings.quick else settings
-    points, date = run(settings), today()
-    text = f"{table(points)}\n{json.dumps(summary(settings, points, date))}"
-    tell(date, "router", text, keep=settings.save)
+    points = run(settings)
+    tell("router", table(points), summary(settings, points), keep=settings.save)
 
 
 def main() -> None:

@@ -2,12 +2,20 @@
 date, hardware and what was measured.
 """
 
+import json
 import os
+import platform
 import re
+import shlex
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+PLACES = "--folder", "--models"
 
 
 def hardware() -> str:
@@ -16,22 +24,48 @@ def hardware() -> str:
     return f"{models[0] if models else 'unknown CPU'}, {os.cpu_count()} cores"
 
 
+def today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def made(program: str = "", places: Collection[str] = PLACES) -> dict[str, Any]:
+    """What belongs to every result. Without a name the program is told as the module that was started."""
+    words = without_places(sys.argv[1:], places)
+    return {"date": today(), "hardware": hardware(),
+            "versions": {"weft": version("weft"), "Python": platform.python_version(), "torch": version("torch")},
+            "command": " ".join([program or started(), *map(shlex.quote, words)])}
+
+
+def started() -> str:
+    spec = sys.modules["__main__"].__spec__
+    return f"python -P -m {spec.name.removesuffix('.__main__')}" if spec else Path(sys.argv[0]).name
+
+
+def without_places(words: Sequence[str], places: Collection[str] = PLACES) -> list[str]:
+    """Where something lies on this machine is nobody's affair."""
+    named = [number for number, word in enumerate(words) if word.partition("=")[0] in places]
+    left_out = {*named, *(number + 1 for number in named if "=" not in words[number])}
+    return [word for number, word in enumerate(words) if number not in left_out]
+
+
+def as_line(found: Mapping[str, Any]) -> str:
+    """JSON, with what belongs to every result."""
+    return json.dumps({**found, **made()})
+
+
+def tell(name: str, text: str, found: Mapping[str, Any], *, keep: bool) -> None:
+    """The text, and what was found as JSON in the last line."""
+    whole = f"{text}\n{as_line(found)}"
+    print(whole)
+    if keep:
+        save(name, f"{whole}\n")
+
+
 def file_name(*words: str) -> str:
     """Without an end."""
     return "-".join(word for word in re.split("[^a-z0-9]+", " ".join(words).lower()) if word)
 
 
-def tell(date: str, name: str, text: str, *, keep: bool) -> None:
-    """The last line of the text is JSON."""
-    print(text)
-    if keep:
-        save(date, name, f"{text}\n")
-
-
-def today() -> str:
-    return datetime.now(UTC).date().isoformat()
-
-
-def save(date: str, name: str, text: str) -> None:
+def save(name: str, text: str) -> None:
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{file_name(date, hardware(), name)}.txt").write_text(text)
+    (RESULTS / f"{file_name(today(), hardware(), name)}.txt").write_text(text)

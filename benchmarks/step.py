@@ -4,7 +4,6 @@ Both run in turn on the same weights with the same number of rows; random number
 `python -P -m benchmarks.step --help` tells the settings. The last line is JSON.
 """
 
-import json
 import statistics
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from cyclopts.validators import Number
 from torch import Tensor
 
 from benchmarks.checkpoint import SHAPES, make
-from benchmarks.saved import hardware, save, tell, today
+from benchmarks.saved import as_line, save, tell
 from shard.cache import Cache
 from shard.change import Step
 from shard.config import ShardConfig
@@ -145,12 +144,12 @@ def table(points: Sequence[Point]) -> str:
     return "\n".join([" ".join(f"{name:>12}" for name, _ in COLUMNS), *map(line, points)])
 
 
-def summary(settings: Settings, loaded: Loaded, points: Sequence[Point], date: str) -> dict[str, Any]:
+def summary(settings: Settings, loaded: Loaded, points: Sequence[Point]) -> dict[str, Any]:
     return {
         "shape": settings.shape, "context": settings.context, "dtype": str(loaded.dtype).removeprefix("torch."),
-        "device": loaded.device.type, "threads": torch.get_num_threads(), "torch": torch.__version__,
+        "device": loaded.device.type, "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(), "exact": not loaded.inexact,
-        "exact_demanded": settings.exact, "date": date, "hardware": hardware(), "repeat": settings.repeat,
+        "exact_demanded": settings.exact, "repeat": settings.repeat,
         "goals": GOALS if settings.shape == "qwen2.5-0.5b" else {}, "points": [
             {name: round(value, 4) for name, value in asdict(one).items() if name != "operations"} for one in points]}
 
@@ -162,14 +161,13 @@ def bench(settings: Settings = Settings()) -> None:
         loaded = load(ShardConfig(model=str(folder), dtype=settings.dtype, device=settings.device,
                                   cuda_graphs=settings.cuda_graphs, exact=settings.exact, threads=settings.threads))
         points = [measure(loaded, settings, batch) for batch in settings.batch]
-    date, title = today(), f"{settings.shape} step{' exact' * settings.exact}"
-    text = f"{table(points)}\n{json.dumps(summary(settings, loaded, points, date))}"
+    title = f"{settings.shape} step{' exact' * settings.exact}"
     operations = "\n".join(point.operations for point in points)
     if settings.profile:
         print(operations, file=sys.stderr)
-    tell(date, title, text, keep=settings.save)
+    tell(title, table(points), summary(settings, loaded, points), keep=settings.save)
     if settings.save and settings.profile:
-        save(date, f"{title} profile", operations)
+        save(f"{title} profile", f"{operations}\n{as_line({})}\n")
 
 
 def main() -> None:

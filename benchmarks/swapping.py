@@ -8,13 +8,11 @@ settings. The last line is JSON.
 """
 
 import asyncio
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,7 +26,7 @@ from cyclopts.validators import Number
 from benchmarks.adapters import GOALS, make_adapter
 from benchmarks.checkpoint import LLAMAS, make
 from benchmarks.quiet import MOST, Tries, Turn
-from benchmarks.saved import hardware, save
+from benchmarks.saved import as_line, save
 from benchmarks.served import served, session, token_times
 from router.figures import percentile
 
@@ -199,12 +197,12 @@ def table(points: Sequence[Point]) -> str:
     return "\n".join(" ".join(f"{cell:>10}" for cell in line) for line in [[name for name, _ in COLUMNS], *lines])
 
 
-def summary(settings: Settings, found: Sequence[Found], date: str) -> dict[str, Any]:
+def summary(settings: Settings, found: Sequence[Found]) -> dict[str, Any]:
     points = [point for one in found for point in one.points]
     stays = {one.adapters: round(one.cost_percent, 1) for one in points if one.variant == "stay" and one.adapters}
     return {"cost_percent": {number: stays[number] for number in GOALS if number in stays}, "goals": GOALS,
             "shape": settings.shape, "streams": settings.streams, "length": settings.length, "places": settings.places,
-            "date": date, "hardware": hardware(), "repeat": settings.repeat,
+            "repeat": settings.repeat,
             "stolen": {one.variant: round(one.stolen, 4) for one in found},
             "seconds_per_new": {one.variant: round(one.seconds_per_new, 3) for one in found},
             "points": [asdict(one) for one in points]}
@@ -226,11 +224,10 @@ def bench(settings: Settings = Settings()) -> None:
             with served(model, root, variant.flags) as address:
                 found.append(uvloop.run(measure(settings, variant, address)))
             print(found[-1].told(), end="", flush=True)  # what is there is not lost with what comes
-    date = datetime.now(UTC).date().isoformat()
-    last = json.dumps(summary(settings, found, date)) + "\n"
+    last = as_line(summary(settings, found))
     if settings.save:
-        save(date, f"{settings.shape} adapters served", "".join(one.told() for one in found) + last)
-    print(last, end="")
+        save(f"{settings.shape} adapters served", "".join(one.told() for one in found) + f"{last}\n")
+    print(last)
 
 
 def main() -> None:

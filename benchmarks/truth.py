@@ -4,7 +4,6 @@ A simulated shard notes begin and end of every step. What a token's time really 
 and from one token to the next it is the time between two steps. `--help` tells the settings. The last line is JSON.
 """
 
-import json
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from benchmarks.bench.summary import summary
 from benchmarks.bench.workload import Workload, make
 from benchmarks.processes import HOST, SHARD, NotStarted, serving
 from benchmarks.quiet import MOST, Tries
-from benchmarks.saved import hardware, tell, today
+from benchmarks.saved import tell
 from router.figures import aligned
 
 WARM_UP = 0.5
@@ -118,10 +117,9 @@ def table(points: Sequence[Point]) -> str:
 
 def truth(settings: Settings = Settings()) -> None:
     """How far off `weft bench` is, against a shard whose steps take a fixed time."""
-    points, date = run(settings), today()
-    whole = {"benchmark": "truth", "date": date, "hardware": hardware(), "settings": asdict(settings),
-             "points": [asdict(point) for point in points]}
-    tell(date, "truth", f"{table(points)}\n{json.dumps(whole)}", keep=settings.save)
+    points = run(settings)
+    found = {"settings": asdict(settings), "points": [asdict(point) for point in points]}
+    tell("truth", table(points), found, keep=settings.save)
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ Shards are started for it, or are those that listen at the sockets that are give
 `text-generation-benchmark` is the same program under the name and the flags that it had in text-generation-inference.
 """
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from benchmarks.bench.ranks import Ranks, Refused, ShardFailed, address_of, besi
 from benchmarks.bench.verb_tables import Point, page, point, told
 from benchmarks.bench.verbs import BLOCK_SIZE, Epoch, Sampling, Shape, newcomers
 from benchmarks.processes import NotStarted
-from benchmarks.saved import hardware, tell, today
+from benchmarks.saved import tell
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
 
@@ -163,9 +162,9 @@ def title(settings: Settings, model: pb.InfoAnswer) -> dict[str, Any]:
         "decode length": settings.decode_length, "runs": settings.runs, "warmups": settings.warmups, **chosen}
 
 
-def summary(settings: Settings, found: Found, date: str) -> dict[str, Any]:
+def summary(settings: Settings, found: Found) -> dict[str, Any]:
     return {
-        "date": date, "hardware": hardware(), **{
+        **{
             name.replace(" ", "_"): value for name, value in title(settings, found.model).items()},
         "points": list(map(told, found.points)), "left_out": found.left_out}
 
@@ -174,8 +173,8 @@ def bench(settings: Settings = Settings()) -> None:
     """What Prefill and Decode of a model cost by batch size, without a router."""
     with addresses(settings) as where:
         found = uvloop.run(measure(where, settings))
-    date, text = today(), page(title(settings, found.model), found.points, found.left_out)
-    tell(date, "shards", f"{text}\n\n{json.dumps(summary(settings, found, date))}", keep=settings.save)
+    text = page(title(settings, found.model), found.points, found.left_out)
+    tell("shards", f"{text}\n", summary(settings, found), keep=settings.save)
 
 
 def bench_named(settings: Settings = Settings()) -> None:

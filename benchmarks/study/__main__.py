@@ -5,12 +5,8 @@ Knows how parts follow each other; each is made elsewhere.
 """
 
 import json
-import platform
-import shlex
-import sys
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,13 +17,13 @@ from cyclopts.validators import Number
 
 from benchmarks.processes import NotStarted
 from benchmarks.quiet import MOST
-from benchmarks.saved import RESULTS, file_name, hardware, today
+from benchmarks.saved import RESULTS, file_name, made
 from benchmarks.study.experiments import Experiments, Failed
 from benchmarks.study.figures import plain, summary
 from benchmarks.study.plan import PARTS, Plan, Scope
 from benchmarks.study.policies import CACHED, VARIANTS, WINDOWS
 from benchmarks.study.raw import Raw
-from benchmarks.study.report import page, table
+from benchmarks.study.report import page, sources, table
 from benchmarks.study.shapes import NAMES, SIMULATED, shape_of
 from benchmarks.study.workloads import PRESETS
 
@@ -35,7 +31,6 @@ MODELS = Path.home() / ".cache" / "weft" / "benchmarks"
 QUICK = Scope(seeds=2, presets=("figure",), policies=("none", "mixed"), levels=(0.5, 4.0), variants=("batch-4",),
               users=(1, 8), requests=8, repeat=1, span=6.0)
 QUICK_PACE = 20.0
-PLACES = "--folder", "--models"
 DEFAULT = Scope()
 Positive = Number(gt=0)
 
@@ -98,22 +93,8 @@ def scope_of(settings: Settings) -> Scope:
     return Scope(**{name: getattr(settings, name) for name in Scope.__slots__})
 
 
-def made_with(words: list[str]) -> dict[str, Any]:
-    """What belongs to every result."""
-    versions = {"weft": version("weft"), "Python": platform.python_version(), "torch": version("torch")}
-    return {"date": today(), "hardware": hardware(), "versions": versions,
-            "command": shlex.join(["weft", "study", *without_places(words)])}
-
-
-def without_places(words: list[str]) -> list[str]:
-    """Where something lies on this machine is nobody's affair."""
-    named = [number for number, word in enumerate(words) if word.partition("=")[0] in PLACES]
-    left_out = {*named, *(number + 1 for number in named if "=" not in words[number])}
-    return [word for number, word in enumerate(words) if number not in left_out]
-
-
-def folder_of(settings: Settings, made: dict[str, Any]) -> Path:
-    name = file_name("batching", made["date"], made["hardware"])
+def folder_of(settings: Settings, this: dict[str, Any]) -> Path:
+    name = file_name("batching", this["date"], this["hardware"])
     return (settings.folder or RESULTS / name).resolve()
 
 
@@ -126,15 +107,17 @@ def measure(settings: Settings, experiments: Experiments) -> None:
             experiments.part(plan, part)
 
 
-def tell(folder: Path, made: dict[str, Any]) -> dict[str, Any]:
-    """Figures, plots and page from whatever the folder holds."""
+def tell(folder: Path, this: dict[str, Any]) -> dict[str, Any]:
+    """Figures, plots and page from whatever the folder holds, with all that it was made with; `this` came last."""
     plots = import_module("benchmarks.study.plots")  # needs what is not there without the extra
     takens = Raw(folder).all()
     told = summary(takens)
     paths = [path for shape, one in told["shapes"].items()
              for path in plots.draw(folder, shape, one, [taken for taken in takens if taken.run.shape == shape])]
-    (folder / "summary.json").write_text(json.dumps(plain({**told, **made}), indent=1) + "\n")
-    (folder / "README.md").write_text(page(told, [taken.made for taken in takens], paths, folder))
+    parts = [taken.made for taken in takens]
+    whole = plain({**told, **this, "made": sources(parts)})
+    (folder / "summary.json").write_text(json.dumps(whole, indent=1) + "\n")
+    (folder / "README.md").write_text(page(told, parts, paths, folder))
     print(table(told))
     return told
 
@@ -143,10 +126,10 @@ def batching(settings: Settings = Settings()) -> None:
     """Policies of batching side by side: records, summary, tables and plots in a folder."""
     if find_spec("matplotlib") is None:
         raise ValueError("plots need matplotlib; install it with: pip install 'weft[bench]'")
-    made = made_with(sys.argv[1:])
-    folder = folder_of(settings, made)
-    measure(settings, Experiments(folder, made, settings.stolen))
-    told = tell(folder, made)
+    this = made("weft study")
+    folder = folder_of(settings, this)
+    measure(settings, Experiments(folder, this, settings.stolen))
+    told = tell(folder, this)
     first = {name: value for name, value in told.items() if name != "shapes"}
     print(json.dumps(plain({**first, "folder": str(folder)})))
 

@@ -103,10 +103,16 @@ def with_stolen(made: Sequence[Told]) -> str:
             f"worst run {max(shares):.1f} %.") if any(shares) else ""
 
 
+def sources(made: Sequence[Told]) -> list[Told]:
+    """Each command once, with day and machine."""
+    found = [{name: one[name] for name in ("date", "hardware", "versions", "command")} for one in made]
+    return [one for number, one in enumerate(found) if one not in found[:number]]
+
+
 def page(told: Told, made: Sequence[Told], plots: Sequence[Path], folder: Path) -> str:
     """README.md of the folder, whose records may come from several commands."""
-    where = dict.fromkeys(f"- {one['date']}, `{one['command']}`, on {one['hardware']}, with {with_versions(one)}"
-                          for one in made)
+    where = [f"- {one['date']}, `{one['command']}`, on {one['hardware']}, with {with_versions(one)}"
+             for one in sources(made)]
     head = "\n".join([
         f"# The batching study, {max(one['date'] for one in made)}", "", *where, "",
         "Raw records are under `raw/`, the figures of the tables in `summary.json`, and what the server with the "

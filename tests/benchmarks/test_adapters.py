@@ -25,5 +25,5 @@ def test_what_it_says(tmp_path: Path) -> None:
         loaded.wardrobe.load(number, make_adapter("tiny", rank, tmp_path / "adapter"))
     points = measure(loaded, settings)
     assert [line.split()[0] for line in table(points).splitlines()] == ["adapters", "0", "1", "2"]
-    told = json.loads(json.dumps(summary(settings, loaded, points, "2025-01-31")))
+    told = json.loads(json.dumps(summary(settings, loaded, points)))
     assert set(told["cost_percent"]) == {"1", "2"}

@@ -24,7 +24,7 @@ def test_a_turn_without_tokens_says_nothing() -> None:
 
 
 def test_what_it_says_last() -> None:
-    said = json.loads(json.dumps(summary(Settings(), [(ALONE, BESIDE)] * 3, "2025-01-31")))
+    said = json.loads(json.dumps(summary(Settings(), [(ALONE, BESIDE)] * 3)))
     assert (said["p50_ratio"], said["refused"], said["taken"]) == (2.0, 60, 3)
     assert said["reasons"] == {"it is cut": 45, "it is long": 15}
     pairs = [(point(ALONE), point(BESIDE))] * 2

@@ -83,9 +83,9 @@ def test_repetitions_become_medians_field_by_field() -> None:
 
 
 def test_the_summary_leads_with_the_figures_of_the_goal() -> None:
-    told = summary(Settings(), [replace(POINT, look_ahead=1, router_us_per_token=99.0), POINT], "2025-01-31")
+    told = summary(Settings(), [replace(POINT, look_ahead=1, router_us_per_token=99.0), POINT])
     assert (told["router_us_per_token"], told["shard_idle_share"], len(told["points"])) == (30.0, 0.02, 2)
-    assert summary(Settings(), [], "2025-01-31")["router_us_per_token"] is None
+    assert summary(Settings(), [])["router_us_per_token"] is None
 
 
 def test_the_table_has_a_line_for_every_point() -> None:

@@ -1,7 +1,10 @@
 """Tests of benchmarks/saved.py."""
 
+import json
 import os
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -17,18 +20,33 @@ def test_hardware_names_the_cores() -> None:
     assert saved.hardware().endswith(f", {os.cpu_count()} cores")
 
 
-def test_a_result_is_kept_as_it_was_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(saved, "RESULTS", tmp_path / "results")
-    saved.save("2025-01-31", "router", "figures\n")
-    [path] = (tmp_path / "results").iterdir()
-    assert path.name.endswith("-router.txt")
-    assert path.read_text() == "figures\n"
+def test_where_results_and_models_lie_is_not_part_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["--parts", "compat", "--folder", "/here", "--seeds", "5", "--models=/there", "a b"]
+    monkeypatch.setattr(sys, "argv", ["study", *words])
+    assert saved.made("weft study")["command"] == "weft study --parts compat --seeds 5 'a b'"
+
+
+@pytest.mark.parametrize(("name", "told"), [
+    ("benchmarks.step", "python -P -m benchmarks.step"), ("benchmarks.card.__main__", "python -P -m benchmarks.card"),
+    (None, "text-generation-benchmark")])
+def test_a_program_is_told_as_it_was_started(name: str | None, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = ModuleType("__main__")
+    main.__spec__ = name and SimpleNamespace(name=name)  # type: ignore[assignment]  # what there is of it
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/text-generation-benchmark", "--seconds", "2"])
+    assert saved.made()["command"] == f"{told} --seconds 2"
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_run_ends_with_what_it_found_and_keeps_it_only_if_asked(
+def test_a_run_ends_with_what_it_found_and_how_and_keeps_it_only_if_asked(
         monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], keep: bool) -> None:
     monkeypatch.setattr(saved, "RESULTS", tmp_path / "results")
-    saved.tell(saved.today(), "router", "table\n{}", keep=keep)
-    assert capsys.readouterr().out == "table\n{}\n"
-    assert [path.read_text() for path in (tmp_path / "results").glob("*")] == ["table\n{}\n"] * keep
+    saved.tell("router", "table", {"found": 3}, keep=keep)
+    said = capsys.readouterr().out
+    text, last = said.splitlines()
+    told = json.loads(last)
+    assert (text, told["found"], told["hardware"]) == ("table", 3, saved.hardware())
+    assert {"date", "versions", "command"} < told.keys()
+    kept = [*(tmp_path / "results").glob("*")]
+    assert [path.read_text() for path in kept] == [said] * keep
+    assert all(path.name.endswith("-router.txt") for path in kept)

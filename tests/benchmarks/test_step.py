@@ -42,7 +42,7 @@ def test_what_it_says(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(batch=(1, 4), context=40, repeat=2)
     points = [measure(loaded, settings, batch) for batch in settings.batch]
     assert [line.split()[0] for line in table(points).splitlines()] == ["batch", "1", "4"]
-    told = json.loads(json.dumps(summary(settings, loaded, points, "2025-01-31")))
+    told = json.loads(json.dumps(summary(settings, loaded, points)))
     assert [point["batch"] for point in told["points"]] == [1, 4]
     assert [asdict(point) for point in points] == [
         {"batch": batch, "step_ms": 500.0, "products_ms": 312.5, "share": 0.625, "least_share": 0.5, "most_share": 0.75,

@@ -19,7 +19,7 @@ def test_what_it_says_last() -> None:
     head, *lines = found[0].told().splitlines()
     assert head == "adapters that stay, a new one every 0.25 s (others had at most 1.3% of the processors):"
     assert [line.split()[0] for line in lines] == ["adapters", "0", "8"]
-    told = json.loads(json.dumps(summary(Settings(), found, "2025-01-31")))
+    told = json.loads(json.dumps(summary(Settings(), found)))
     assert (told["cost_percent"], told["seconds_per_new"]["take turns"]) == ({"8": 20.0}, 0.25)
     assert len(told["points"]) == 6
 

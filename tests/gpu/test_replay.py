@@ -9,7 +9,10 @@ import torch
 from adapters import tiny_adapter
 from checkpoints import tiny_checkpoint
 from replaying import Bench, called_again
+from weaving import Loom, Thread
 
+from router.request import Request, SamplingParams
+from router.resources import Resource
 from shard.change import Step
 from shard.replay import cuda_capture
 from shard.sequence import Sampling
@@ -63,17 +66,25 @@ def test_a_step_that_begins_before_the_last_is_over_says_what_one_says_that_wait
         bench.begins_the_same(sequences, 5)
 
 
-def test_nothing_is_compiled_once_all_was_seen(tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither for prompts of other lengths nor for steps of other rows."""
-    if device == "cpu":
-        pytest.skip("the interpreter compiles nothing")
-    where, compiled = torch.device(device), list[object]()
-    bench = Bench(tiny_checkpoint(tmp_path, "llama"), cuda_capture(where), where, rows=5)
-    bench.filled([40], 0)
-    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **told: compiled.append(told["repr"]))
-    for lengths in LENGTHS:
-        sequences = bench.filled(lengths, 1)
-        for replayed in (True, False):
-            bench.run(Step(decodes=sequences), replayed=replayed)
-        assert bench.replays.begin(Step(decodes=sequences), bench.cache, None) is not None
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
+def test_nothing_is_compiled_after_warm_up(
+        family: str, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes: prompts of any length, whole and in chunks, alone and beside others, sampled and not, with what
+    their tokens are worth, and with an adapter. Without a GPU nothing is compiled anyway."""
+    folder, compiled = tiny_checkpoint(tmp_path, family), list[object]()
+    requests = [asked(number, length) for number, length in enumerate((1, 2, 15, 16, 17, 33, 64, 100, 150))]
+    with Loom(folder, device=device, adaptable=True, max_batch_size=8) as loom:
+        loom.load_adapter(1, tiny_adapter(folder))
+        monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **told: compiled.append(told["repr"]))
+        for settings in ({"look_ahead": 2}, {"look_ahead": 1, "prefill_policy": "pause"},
+                         {"look_ahead": 2, "max_batch_prefill_tokens": 48}):
+            heard = loom.weave([Thread(request, arrival=number) for number, request in enumerate(requests)], **settings)
+            assert [each.end for each in heard] == ["length"] * len(requests)
     assert not compiled
+
+
+def asked(number: int, length: int) -> Request:
+    """One in three is drawn, one in three wants to know its prompt's logprobs, one in three goes by the adapter."""
+    sampling = SamplingParams(temperature=0.8, top_k=20) if number % 3 == 0 else SamplingParams()
+    return Request(str(number), tuple(range(2, 2 + length)), 5 + number, key=number, sampling=sampling,
+                   prompt_logprobs=number % 3 == 1, adapter=Resource("adapter", 1) if number % 3 == 2 else None)

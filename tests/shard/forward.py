@@ -41,19 +41,26 @@ def read_model(folder: Path, dtype: torch.dtype, group: Group, quantize: str = "
 
 
 def run(model: Decoder, group: Group, dtype: torch.dtype, backend: str = "reference",
-        length: int = len(PROMPT)) -> Outcome:
-    num_blocks = -(-length // 16)
+        *lengths: int) -> Outcome:
+    """One pass over that many tokens of the prompt, or over several such beginnings of it, one behind the other."""
+    chunks, num_blocks = list[Chunk](), 0
+    for number, length in enumerate(lengths or (len(PROMPT),)):
+        first, num_blocks = num_blocks, num_blocks - -length // 16
+        chunks.append(Chunk(sequence(number, length, [*range(first, num_blocks)]), 0, length))
     cache = Cache(model.num_layers, model.num_kv_heads, model.head_dim, block_size=16, num_blocks=num_blocks,
                   dtype=dtype, device=CPU)
     attention = make_attention(backend, model.config.num_heads // group.size, model.num_kv_heads, model.head_dim,
                                Variant(model.config.scale, model.config.softcap, model.config.windows))
-    sequence = Sequence(id=0, tokens=PROMPT[:length], num_prompt_tokens=length, num_given=length, computed=0,
-                        num_cached=0, blocks=list(range(num_blocks)), key=0, sampling=Sampling(),
-                        prompt_logprobs=False, adapter=0, grammar=0)
     with torch.inference_mode():
-        inputs = build(Step(chunks=[Chunk(sequence, 0, length)]), cache, attention, CPU)
+        inputs = build(Step(chunks=chunks), cache, attention, CPU)
         hidden = model.hidden(inputs, cache, attention).clone()
         return Outcome(hidden, model.logits(hidden))
+
+
+def sequence(number: int, length: int, blocks: list[int]) -> Sequence:
+    return Sequence(id=number, tokens=PROMPT[:length], num_prompt_tokens=length, num_given=length, computed=0,
+                    num_cached=0, blocks=blocks, key=0, sampling=Sampling(), prompt_logprobs=False, adapter=0,
+                    grammar=0)
 
 
 def outcomes(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = "reference",

@@ -8,7 +8,7 @@ from shard.checkpoint import read_config
 from shard.distributed import Alone
 from shard.models.decoder import Source, check_ranks
 from shard.weights import Weights
-from tests.shard.forward import agrees, read_model, run
+from tests.shard.forward import agrees, oracle, read_model, run
 from tests.shard.side_by_side import Neighbour, Table
 
 
@@ -35,6 +35,19 @@ def test_a_cut_model_is_the_same_up_to_there(folder: Path) -> None:
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_any_attention_gives_what_transformers_gives(folder: Path, dtype: torch.dtype, backend: str) -> None:
     agrees(folder, dtype, backend=backend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_one_pass_over_prompts_of_different_lengths_is_a_pass_over_each(folder: Path, backend: str) -> None:
+    lengths, model = (1, 16, 37, 100), read_model(folder, torch.float32, Alone())
+    together = run(model, Alone(), torch.float32, backend, *lengths)
+    assert together.logits is not None
+    for length, logits in zip(lengths, together.logits.split(lengths), strict=True):
+        alone = run(model, Alone(), torch.float32, backend, length).logits
+        assert alone is not None
+        torch.testing.assert_close(logits, alone[:length], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(logits, oracle(folder, torch.float32, length).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -1,4 +1,5 @@
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -6,8 +7,9 @@ from typing import Any
 import pytest
 from cyclopts import App, CycloptsError
 
+from benchmarks.saved import made
 from benchmarks.study import __main__ as study
-from benchmarks.study.__main__ import DEFAULT, QUICK, Settings, batching, folder_of, made_with, scope_of
+from benchmarks.study.__main__ import DEFAULT, QUICK, Settings, batching, folder_of, scope_of
 
 EVERYTHING = Settings()
 
@@ -30,9 +32,9 @@ def test_without_arguments_everything_is_measured_on_a_simulated_shard() -> None
 
 
 @pytest.mark.parametrize("places", [["--folder", "/here"], ["--models=/there"], ["--models", "a b", "--folder=c"]])
-def test_a_result_does_not_tell_where_things_lie_here(places: list[str]) -> None:
-    words = ["batching", "--parts", "compat", *places, "--seeds", "5"]
-    assert made_with(words)["command"] == "weft study batching --parts compat --seeds 5"
+def test_a_result_does_not_tell_where_things_lie_here(places: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["study", "batching", "--parts", "compat", *places, "--seeds", "5"])
+    assert made("weft study")["command"] == "weft study batching --parts compat --seeds 5"
 
 
 def test_parts_shapes_and_sizes_can_be_chosen() -> None:
@@ -50,9 +52,9 @@ def test_what_makes_no_sense_is_refused(wrong: str) -> None:
 
 
 def test_results_go_where_date_and_hardware_say() -> None:
-    made = {"date": "2025-01-31", "hardware": "Some CPU, 2 cores"}
-    assert folder_of(EVERYTHING, made).name == "batching-2025-01-31-some-cpu-2-cores"
-    assert folder_of(Settings(folder=Path("here")), made) == Path("here").resolve()
+    this = {"date": "2025-01-31", "hardware": "Some CPU, 2 cores"}
+    assert folder_of(EVERYTHING, this).name == "batching-2025-01-31-some-cpu-2-cores"
+    assert folder_of(Settings(folder=Path("here")), this) == Path("here").resolve()
 
 
 @pytest.mark.slow
@@ -65,6 +67,7 @@ def test_a_quick_study_leaves_records_summary_plots_and_a_page(
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["folder"] == str(tmp_path)
     told = json.loads((tmp_path / "summary.json").read_text())
+    assert [one["command"] for one in told["made"]] == [told["command"]]
     assert told["continuous_latency_correlation"] == last["continuous_latency_correlation"]
     assert len(list((tmp_path / "raw" / "compat").iterdir())) == 3
     csv = (tmp_path / "csv" / "simulated-compat-seed0" / "data" / "token_data_dynamic.csv").read_text()

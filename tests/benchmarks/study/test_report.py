@@ -7,7 +7,7 @@ from studied import MADE, SCOPE, study
 from benchmarks.study.arithmetic import Band
 from benchmarks.study.figures import summary
 from benchmarks.study.policies import words
-from benchmarks.study.report import COLUMNS, figure, grid, page, table, with_stolen
+from benchmarks.study.report import COLUMNS, figure, grid, page, sources, table, with_stolen
 
 
 def test_a_figure_has_its_band_if_there_is_one() -> None:
@@ -33,6 +33,13 @@ def test_the_page_says_what_was_run_and_shows_the_plots(tmp_path: Path) -> None:
     text = page(summary(study(SCOPE)), [MADE, MADE], [tmp_path / "plots" / "one.png"], tmp_path)
     assert text.count("- 2025-01-31, `weft study batching`, on a machine, with weft 0.1.0\n") == 1
     assert "![one](plots/one.png)" in text
+
+
+def test_every_command_is_told_once() -> None:
+    other = {**MADE, "command": "weft study batching --seeds 2"}
+    found = sources([{**MADE, "stolen": 0.1}, other, MADE])
+    assert [one["command"] for one in found] == ["weft study batching", "weft study batching --seeds 2"]
+    assert {"date", "hardware", "versions", "command"} == found[0].keys()
 
 
 def test_the_page_says_whether_others_had_the_processors() -> None:
