@@ -10,7 +10,7 @@ from benchmarks.card.steps import Stage
 from benchmarks.card.work import Where
 from benchmarks.checkpoint import SHAPES
 from shard.config import ShardConfig
-from shard.loading import Loaded, load
+from shard.loading import load
 from shard.precision import name
 
 Row = dict[str, Any]  # by name of a column
@@ -37,7 +37,7 @@ def decode_rows(shape: str, where: Where, card: Rates, points: Sequence[tuple[in
         return noted({"model": shape, "context": context, "sequences": batch, **milliseconds(seconds),
                       "goal": rounded(STEP_GOALS.get((shape, context, batch))),
                       "tokens/s": round(batch / median(seconds)), "ideal ms": rounded(1e3 * ideal),
-                      "share %": round(100 * ideal / median(seconds), 1), **how(loaded),
+                      "share %": round(100 * ideal / median(seconds), 1), "numbers": name(loaded.dtype),
                       "replayed": "yes" if stage.replayed else "no"})
     return [row(context, batch) for context, batch in points]
 
@@ -51,12 +51,8 @@ def prompt_rows(shape: str, where: Where, card: Rates, lengths: Sequence[int], r
         share = size.prompt_operations(length) / median(seconds) / card.operations
         return noted({"model": shape, "tokens": length, **milliseconds(seconds),
                       "tokens/s": round(length / median(seconds)), "of products %": round(100 * share, 1),
-                      "goal": rounded(PROMPT_GOALS.get((shape, length))), **how(loaded)})
+                      "goal": rounded(PROMPT_GOALS.get((shape, length))), "numbers": name(loaded.dtype)})
     return [row(length) for length in lengths]
-
-
-def how(loaded: Loaded) -> Row:
-    return {"numbers": name(loaded.dtype)}
 
 
 def noted(row: Row) -> Row:
