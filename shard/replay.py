@@ -93,6 +93,7 @@ class Replays:
         *fewer, most = sizes_up_to(extent.rows)
         self._model, self._attention, self._cache = model, attention, cache
         self._frames = attention.frames(most, extent.length, cache)
+        self._nobodys = [cache.scratch_block]  # blocks
         self._columns = Standing([most] * 3, torch.int64, cache.device)
         self._tokens = torch.zeros(most, dtype=torch.int64, device=cache.device)  # that were chosen last
         self._told = torch.zeros(most, 3, dtype=torch.float64, device=cache.device)  # token, logprob, is it fine
@@ -182,7 +183,7 @@ class Replays:
         return [*zip(tokens, place(step), strict=True)]
 
     def _write(self, taken: list[tuple[int, Span]], rows: int) -> bool:
-        nobodys = [(DUMMY_TOKEN, Span(row, 0, 1, [self._cache.scratch_block])) for row in range(len(taken), rows)]
+        nobodys = [(DUMMY_TOKEN, Span(row, 0, 1, self._nobodys)) for row in range(len(taken), rows)]
         tokens, spans = zip(*taken, *nobodys, strict=True)
         if not self._frames.write([*spans]):
             return False

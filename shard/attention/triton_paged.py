@@ -17,6 +17,7 @@ from triton import next_power_of_2
 
 from shard.attention.paged_kernels import chunk_tiles, decode_merge, decode_splits
 from shard.attention.span import Span
+from shard.attention.tables import Tables
 from shard.attention.variant import Variant
 from shard.cache import Cache
 from shard.device import Standing, sent
@@ -105,13 +106,16 @@ class TritonAttention:
         """What a plan says: the table, the tiles, and for each window the splits and where those of a token begin."""
         tables = [span.blocks[:-(-span.end // cache.block_size)] for span in [*decodes, *chunks]]
         firsts = list(accumulate(map(len, tables), initial=0))
-        sizes = self._sizes(cache)
         tiles = [entry for first, chunk in zip(firsts[len(decodes):], chunks, strict=False)
-                 for entry in tiles_of(chunk, first, sizes.rows // self._group)]
-        numbers = [list(chain(*tables)), tiles]
+                 for entry in tiles_of(chunk, first, self._sizes(cache).rows // self._group)]
+        return [list(chain(*tables)), tiles, *self.works(decodes, firsts, cache)]
+
+    def works(self, decodes: list[Span], firsts: Sequence[int], cache: Cache) -> list[list[int]]:
+        """For each window the splits, and where those of a token begin. Blocks of a token begin in the table at its
+        number in `firsts`."""
+        tile, numbers = self._sizes(cache).tile, list[list[int]]()
         for window in self._variant.kinds:
-            works = [list(work_of(span, first, window, sizes.tile))
-                     for span, first in zip(decodes, firsts, strict=False)]
+            works = [work_of(span, first, window, tile) for span, first in zip(decodes, firsts, strict=False)]
             numbers += [list(chain(*works)), list(accumulate((len(work) // ENTRY for work in works), initial=0))]
         return numbers
 
@@ -161,33 +165,40 @@ class Frames:
                  cache: Cache) -> None:
         self._attention, self._windows, self._cache = attention, windows, cache
         self._splits = max(rows, min(rows * -(-length // SPLIT), MOST_BYTES // attention.split_bytes))
-        blocks = rows * -(-length // cache.block_size)
         each = (ENTRY * self._splits, rows + 1)
-        self._standing = Standing([blocks, 0, *chain(*(each for _ in windows))], torch.int32, cache.device)
+        self._standing = Standing([*chain(*(each for _ in windows))], torch.int32, cache.device)
+        self._tables = Tables(rows, -(-length // cache.block_size), cache.device)
+        self._no_tiles = torch.empty(0, ENTRY, dtype=torch.int32, device=cache.device)
         self._found = attention.room(self._splits, cache.device)
 
     def plan(self, rows: int) -> Plan:
         """For so many tokens, the first ones on the token axis; all are in spans."""
-        table, tiles, *rest = self._standing.lists
+        standing = self._standing.lists
         programs = min(self._splits, max(rows, PROGRAMS // self._attention.num_kv_heads))
         there = {window: Decodes(work.view(-1, ENTRY), entries[:rows + 1], self._found, programs)
-                 for window, work, entries in zip(self._windows, rest[::2], rest[1::2], strict=True)}
-        return Plan(table, there, tiles.view(-1, ENTRY), self._attention.constants(self._cache), covers_all=True)
+                 for window, work, entries in zip(self._windows, standing[::2], standing[1::2], strict=True)}
+        constants = self._attention.constants(self._cache)
+        return Plan(self._tables.there, there, self._no_tiles, constants, covers_all=True)
 
     def write(self, decodes: list[Span]) -> bool:
         """What the next step is to read, as many as its plan is for; not if there is no room."""
-        numbers = self._attention.numbers(decodes, [], self._cache)
-        if not self._standing.holds(numbers):
+        tables = [(span.blocks, -(-span.end // self._cache.block_size)) for span in decodes]
+        firsts = range(0, len(decodes) * self._tables.width, self._tables.width)
+        works = self._attention.works(decodes, firsts, self._cache)
+        if any(length > self._tables.width for _, length in tables) or not self._standing.holds(works):
             return False
-        self._standing.send(numbers)
+        self._tables.write(tables)
+        self._standing.send(works)
         return True
 
 
-def work_of(span: Span, first: int, window: int, tile: int) -> Iterator[int]:
+def work_of(span: Span, first: int, window: int, tile: int) -> list[int]:
     """The splits that a decode looks into, whose blocks begin at `first` in the table."""
     begin = max(0, span.end - window) // tile * tile if window else 0
-    for split in range(begin // SPLIT, -(-span.end // SPLIT)):
-        yield from (span.row, first, span.start, split)
+    splits = range(begin // SPLIT, -(-span.end // SPLIT))
+    work = [span.row, first, span.start, 0] * len(splits)
+    work[3::ENTRY] = splits
+    return work
 
 
 def tiles_of(chunk: Span, first: int, each: int) -> Iterator[int]:
