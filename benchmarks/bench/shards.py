@@ -163,10 +163,8 @@ def title(settings: Settings, model: pb.InfoAnswer) -> dict[str, Any]:
 
 
 def summary(settings: Settings, found: Found) -> dict[str, Any]:
-    return {
-        **{
-            name.replace(" ", "_"): value for name, value in title(settings, found.model).items()},
-        "points": list(map(told, found.points)), "left_out": found.left_out}
+    what = {name.replace(" ", "_"): value for name, value in title(settings, found.model).items()}
+    return {**what, "points": list(map(told, found.points)), "left_out": found.left_out}
 
 
 def bench(settings: Settings = Settings()) -> None:

@@ -12,7 +12,7 @@ from benchmarks.saved import file_name, made
 
 def tell(title: str, rows: Sequence[Row], device: str, folder: str, rates: str = "") -> None:
     """Prints it, JSON in the last line; with a folder it is added to the page of this day and card there."""
-    facts = made("python -P -m benchmarks.card", places=("--folder", "--save")) | {"rates": rates}
+    facts = made(places=("--folder", "--save")) | {"rates": rates}
     if device == "cuda":
         facts["hardware"] = torch.cuda.get_device_name()
     text = section(title, facts, rows)
