@@ -61,7 +61,7 @@ help:
 	make test          all tests but the long ones
 	make test-long     thousands of random schedules and requests, new ones every time (SEED=... repeats)
 	make test-clients  tests with official clients, each installed in an environment of its own
-	make gpu-check     tests and step times on a GPU, without network: torch, transformers and gpu-wheels will do
+	make gpu-check     tests on a GPU, without network: torch, transformers and gpu-wheels will do
 	make gpu-memcheck  the kernels' tests on a GPU under NVIDIA's compute-sanitizer
 	make gpu-bench     how near a GPU's rate: ARGS="decode", prompts, served or beside, and flags of benchmarks.card
 	make gpu-wheels    download what weft needs beside those two on Python 3.12, 22 MB
@@ -170,12 +170,13 @@ GPU_TEST := -P -m pytest -p pytest_timeout -W default -m gpu
 gpu-check:
 	@$(GPU_SITE)
 	code=0
-	"$$python" $(GPU_TEST) tests/gpu $(ARGS) || code=$$?
-	models=$$(mktemp -d)
-	trap 'rm -rf "$$models"' EXIT
-	for exact in '' --exact; do  # what --exact costs
-		"$$python" -P -m benchmarks.card decode --shapes llama-3.1-8b --batch 1 8 32 --context 512 --device cuda --folder "$$models" $$exact || code=$$?
-	done
+	try() { "$$python" $(GPU_TEST) --durations=10 "$$@" || code=$$?; }
+ifdef ARGS
+	try $(ARGS)
+else
+	try tests/gpu --ignore=tests/gpu/test_exact.py
+	try tests/gpu/test_exact.py  # what --exact sets holds for a whole process
+endif
 	exit $$code
 
 # Every tensor gets memory of its own, so that what lies beyond it is known to be. Nothing can be captured like that, so the

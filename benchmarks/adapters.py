@@ -19,8 +19,9 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.checkpoint import LLAMAS, SHAPES, make, write_tensors
+from benchmarks.drawn import timed
 from benchmarks.saved import tell
-from benchmarks.step import prepared, timed
+from benchmarks.step import prepared
 from shard.change import Step
 from shard.config import ShardConfig
 from shard.loading import Loaded, load

@@ -7,7 +7,6 @@ Both run in turn on the same weights with the same number of rows; random number
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,16 +19,14 @@ from cyclopts.validators import Number
 from torch import Tensor
 
 from benchmarks.checkpoint import SHAPES, make
+from benchmarks.drawn import blocks_of, drawn_cache, drawn_sequence, timed
 from benchmarks.saved import as_line, save, tell
 from shard.cache import Cache
 from shard.change import Step
 from shard.config import ShardConfig
 from shard.loading import Loaded, load
 from shard.replay import Extent
-from shard.sequence import Sampling
-from shard.sequence import Sequence as Row
 
-BLOCK_SIZE = 16
 GOALS = {1: 0.80, 8: 0.75, 16: 0.68, 32: 0.62}  # of qwen2.5-0.5b with a context of 256
 
 
@@ -88,21 +85,11 @@ def measure(loaded: Loaded, settings: Settings, batch: int) -> Point:
     return Point(batch, step_ms, products_ms, statistics.median(shares), min(shares), max(shares), operations)
 
 
-def timed(run: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - began
-
-
 def prepared(loaded: Loaded, batch: int, context: int) -> tuple[Cache, Step]:
-    """Greedy sequences with blocks of their own."""
-    each = -(-context // BLOCK_SIZE)
-    rows = [Row(id=number, tokens=[1] * context, num_prompt_tokens=context, num_given=context, computed=context - 1,
-                num_cached=0, blocks=list(range(number * each, (number + 1) * each)), key=number, sampling=Sampling(),
-                prompt_logprobs=False, adapter=0, grammar=0) for number in range(batch)]
-    return loaded.cache(BLOCK_SIZE, batch * each), Step(decodes=rows)
+    """Greedy sequences, each about to compute its last token."""
+    each, vocabulary = blocks_of(context), loaded.config.vocabulary_size
+    rows = [drawn_sequence(number, context, context - 1, vocabulary, each) for number in range(batch)]
+    return drawn_cache(loaded, batch * each), Step(decodes=rows)
 
 
 def products_of(loaded: Loaded, batch: int) -> Callable[[], None]:

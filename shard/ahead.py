@@ -3,8 +3,8 @@
 Between two steps a device would wait while the host reads tokens, tells of them and prepares what is next. So the
 ledger goes on as if the tokens of the step under way were known, and the next one finds them on the device. Where
 something came out that has to be looked at, that step and the one behind it are run anew, one after the other: then
-nothing is different from having waited. That costs two steps, so the next ones are waited for. Knows nothing of
-messages.
+nothing is different from having waited. That costs two steps, so where it happens often the next ones are waited for.
+Knows nothing of messages.
 """
 
 from collections import deque
@@ -22,7 +22,9 @@ from shard.later import Answer, Later
 from shard.replay import Begun
 from shard.runner import Outcome, Runner, blocks_between
 
-WAITED_FOR = 32  # steps behind one that had to be run anew: a filter that keeps many where odds are flat does it again
+REMEMBERED = 32  # steps, about
+BORNE = 1 / 16  # of them that had to be run anew
+WAITED_FOR = 32  # steps, where it is more: a filter that keeps many where odds are flat
 
 Run = Callable[[Step], Outcome]  # a step of which all is known
 Tell = Callable[[Step, Mapping[int, Said], float], Answer]  # what came of it, and in how many seconds
@@ -36,6 +38,26 @@ class Pending:
     begun: Begun | None  # None: it has to be run anew
 
 
+class Caution:
+    """Who goes ahead saves a part of a step; what has to be run anew costs two. So a few such are borne with."""
+
+    def __init__(self) -> None:
+        self._share = 0.0  # of the last ones that began ahead, of those that had to be run anew
+        self._left = 0
+
+    def waits(self) -> bool:
+        """Whether the next step does not begin ahead."""
+        if not self._left:
+            return False
+        self._left -= 1
+        return True
+
+    def ended(self, *, well: bool) -> None:
+        self._share += ((not well) - self._share) / REMEMBERED
+        if not well and self._share > BORNE:
+            self._left = WAITED_FOR
+
+
 class Ahead:
     """The steps under way, all from one thread. With one that has to be run anew nothing begins."""
 
@@ -45,7 +67,7 @@ class Ahead:
         self._run = run
         self._steps: deque[tuple[Pending, Later[Any]]] = deque()
         self._ended = 0.0  # when the last came to its end
-        self._to_wait_for = 0  # steps that do not begin ahead
+        self._caution = Caution()
         self._error: Exception | None = None  # what kept one from its end, and so all behind it
 
     def make_room(self) -> None:
@@ -68,8 +90,7 @@ class Ahead:
 
     def begin(self, step: Step, cache: Cache, tell: Tell[Answer]) -> Later[Answer] | None:
         """None if it can only be run when all of the last is known. There is room for it."""
-        if self._to_wait_for:
-            self._to_wait_for -= 1
+        if self._caution.waits():
             return None
         last = self._steps[-1][0].begun if self._steps else None
         began, begun = perf_counter(), self._runner.begin(step, cache, last)
@@ -100,6 +121,7 @@ class Ahead:
         if begun is None:
             self._leave_out_failed(pending, cache)
         elif (choices := begun.choices()) is not None:
+            self._caution.ended(well=True)
             self._ledger.fulfil(step, pending.places, [token for token, _ in choices])
             return {sequence.id: Said([token], [logprob])
                     for sequence, (token, logprob) in zip(step.decodes, choices, strict=True)}
@@ -113,7 +135,7 @@ class Ahead:
 
     def _take_back(self) -> None:
         """Nothing counts of what is under way, the youngest first."""
-        self._to_wait_for = WAITED_FOR
+        self._caution.ended(well=False)
         for pending, _ in reversed(self._steps):
             if pending.begun is not None:
                 pending.begun.wait()

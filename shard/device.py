@@ -12,6 +12,7 @@ from torch import Tensor, cuda
 UNDER_WAY = 2  # steps at most: the last, and one that began before anybody knew what came of it
 CORES_WITHOUT_ROUTER = 4  # up to so many the shards use all, and the router finds time between
 ALIGNED = 4  # numbers of 32 bits
+NEAR = 4096  # numbers that are rather copied, too, than something else in another launch
 CODES = {torch.int32: "i", torch.int64: "q", torch.float64: "d"}  # of arrays
 
 
@@ -59,14 +60,20 @@ def at(device: torch.device) -> AbstractContextManager[object]:
 
 class Standing:
     """Lists of numbers on the device, each in places of its own, which it keeps: what was captured with their addresses
-    reads what was sent last. Whoever sends again has waited for what read all but the last that was sent."""
+    reads what was sent last. Behind the end of a list stands something that stood there before. Whoever sends again
+    has waited for what read all but the last that was sent."""
 
-    def __init__(self, capacities: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, capacities: Sequence[int], dtype: torch.dtype, device: torch.device,
+                 initial: Sequence[float] = ()) -> None:
+        """`initial`: what each list is full of before anything is sent; zeros by default."""
         firsts = [0, *accumulate(count + -count % ALIGNED for count in capacities)]
-        self._hosts = cycle([torch.empty(firsts[-1], dtype=dtype, pin_memory=device.type == "cuda")
-                             for _ in range(UNDER_WAY)])  # a copy may still wait for its turn on the device
         self._there = torch.zeros(firsts[-1], dtype=dtype, device=device)
         self._places = [slice(first, first + count) for first, count in zip(firsts, capacities, strict=False)]
+        for place, value in zip(self._places, initial, strict=False):
+            self._there[place] = value
+        host = self._there.cpu()
+        self._hosts = cycle([host.pin_memory() if device.type == "cuda" else host.clone()
+                             for _ in range(UNDER_WAY)])  # a copy may still wait for its turn on the device
 
     @property
     def lists(self) -> list[Tensor]:
@@ -78,12 +85,26 @@ class Standing:
 
     def send(self, lists: Sequence[Sequence[float]]) -> None:
         host = next(self._hosts)
-        for some, place in zip(lists, self._places, strict=True):
-            if not some:
-                continue
-            filled = slice(place.start, place.start + len(some))
-            host[filled] = torch.frombuffer(array(CODES[host.dtype], some), dtype=host.dtype)
-            self._there[filled].copy_(host[filled], non_blocking=True)
+        filled = [slice(place.start, place.start + len(some)) for some, place in zip(lists, self._places, strict=True)]
+        for some, place in zip(lists, filled, strict=True):
+            if some:
+                host[place] = torch.frombuffer(array(CODES[host.dtype], some), dtype=host.dtype)
+        for run in runs_of(filled):
+            self._there[run].copy_(host[run], non_blocking=True)
+
+
+def runs_of(places: Sequence[slice]) -> list[slice]:
+    """What is copied at once to fill these, which rise, and of what lies between them no more than is cheaper than
+    another copy."""
+    found: list[slice] = []
+    for place in places:
+        if place.start == place.stop:
+            continue
+        if found and place.start - found[-1].stop <= NEAR:
+            found[-1] = slice(found[-1].start, place.stop)
+        else:
+            found.append(place)
+    return found
 
 
 class Arriving:

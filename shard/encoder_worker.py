@@ -45,7 +45,7 @@ class EncoderWorker(LoadedWorker[LoadedEncoder]):
         sizes = Sizes(request.max_batch_size, request.max_prefill_tokens, longest)
         answer = pb.WarmupAnswer(block_size=request.block_size, num_blocks=asked_blocks(request, num_blocks),
                                  why="an encoder keeps nothing, its cache takes no memory")
-        note(self._together(self._rehearsal(sizes).measure), answer)
+        note(self._rehearsed(self._rehearsal(sizes).measure), answer)
         self.ledger.warmup(request, num_blocks)
         self._warmup = answer
         return answer

@@ -29,12 +29,13 @@ Bits = dict[str, Tensor]
 class Look(NamedTuple):
     companies: tuple[int, ...]  # numbers of rows that decode
     head_rows: int  # the head is large, and takes part up to this many rows
-    prompts: int  # that run beside one, if any
+    prompts: tuple[int, ...]  # numbers of those that run beside one
 
 
-BRIEF = Look((2, 17, 300), 17, 0)
-# All sizes for which a card might have another program, and rows of many prompts.
-THOROUGH = Look((2, 3, 4, 7, 8, 16, 24, 31, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 200, 224, 256, 300), 256, 6)
+BRIEF = Look((2, 17, 300), 17, ())
+# All sizes for which a card might have another program, those that are captured among them, and rows of many prompts.
+THOROUGH = Look((2, 3, 4, 7, 8, 16, 24, 31, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 200, 224, 256, 300, 320, 384,
+                 448, 511, 512), 512, (1, 2, 6, 13))
 
 
 class Gate:
@@ -68,13 +69,12 @@ class Gate:
         return found
 
     def _cases(self) -> list[tuple[str, Callable[[], Bits]]]:
-        among = [("a prompt among others", self._among)] if self._look.prompts else []
         return [
             ("a prompt in two chunks", self._in_chunks),
             ("a token decoded alone", partial(self._decoded, 1)),
             *((f"a token in a batch of {size}", partial(self._decoded, size)) for size in self._look.companies),
             ("a chunk beside decodes", partial(self._beside, self._look.companies[0])),
-            *among,
+            *((f"a prompt among {count} others", partial(self._among, count)) for count in self._look.prompts),
         ]
 
     def _alone(self) -> Bits:
@@ -93,8 +93,8 @@ class Gate:
         step = Step(decodes=self._others[:size], chunks=[self._second_chunk()])
         return self._last(step, size + self._length - self._cut - 1)
 
-    def _among(self) -> Bits:
-        prompts = [Chunk(other, 0, self._length) for other in self._others[:self._look.prompts]]
+    def _among(self, count: int) -> Bits:
+        prompts = [Chunk(other, 0, self._length) for other in self._others[:count]]
         step = Step(chunks=[*prompts, Chunk(self._observed, 0, self._length)])
         return self._last(step, len(step.chunks) * self._length - 1)
 
@@ -110,7 +110,9 @@ class Gate:
         hidden = self._run(step)
         logits = self._model.logits(hidden[max(0, row + 1 - self._look.head_rows):row + 1])
         bits = {"hidden states": hidden[row].clone()}
-        return bits if logits is None else bits | {"logits": logits[-1].clone()}
+        if logits is None:
+            return bits
+        return bits | {"logits": logits[-1].clone(), "logprobs": logits.log_softmax(-1)[-1]}
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from shard.batch import Ledger, Refused
 from shard.device import one_thread
 from shard.encoder_loading import LoadedEncoder
+from shard.errors import Exhausted
 from shard.loading import Loaded
 from shard.memory import within_memory
 from shard.pb import shard_pb2 as pb
@@ -81,3 +82,11 @@ class LoadedWorker(Generic[AnyLoaded]):
 
     def _together(self, call: Callable[[], Result]) -> Result:
         return within_memory(self._loaded.device, partial(together, self._loaded.group, self._exit, call))
+
+    def _rehearsed(self, call: Callable[[], Result]) -> Result:
+        """A step as large as any will be. Nobody can be served if there is no memory for it."""
+        try:
+            return self._together(call)
+        except Exhausted as error:
+            raise Refused(f"there is no memory for the largest step ({error}); lower --max-batch-prefill-tokens, "
+                          f"--max-batch-size or --memory-fraction") from error

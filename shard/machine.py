@@ -1,4 +1,4 @@
-"""What was found out about this machine, and is true until machine, build or shape change.
+"""What was found out about this machine, and is true until machine, programs or shape change.
 
 Knows nothing of what it is that is remembered.
 """
@@ -9,10 +9,15 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+
+DRIVER = Path("/proc/driver/nvidia/version")
+PROGRAMS = "weft", "triton", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13"
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +60,27 @@ class Kept:
 
 
 def fingerprint(shape: Mapping[str, object]) -> str:
-    """Machine, build and shape as one key."""
+    """Machine, programs and shape as one key."""
     machine = {"processor": processor(), "torch": torch.__version__, "threads": torch.get_num_threads(),
-               "capability": torch.backends.cpu.get_cpu_capability()}
+               "capability": torch.backends.cpu.get_cpu_capability(), "driver": driver(), "programs": programs()}
     return hashlib.sha256(json.dumps(machine | dict(shape), sort_keys=True, default=str).encode()).hexdigest()
+
+
+def programs() -> dict[str, str]:
+    """What computes beside torch, by version, as far as it is installed."""
+    found: dict[str, str] = {}
+    for name in PROGRAMS:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def driver() -> str:
+    """Of GPUs."""
+    try:
+        return DRIVER.read_text()
+    except OSError:
+        return ""
 
 
 def processor() -> str:

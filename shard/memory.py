@@ -19,6 +19,7 @@ Result = TypeVar("Result")
 
 HOST_FRACTION = 0.5
 GPU_FRACTION = 0.9
+NO_MEMORY = "can't allocate memory", "out of memory", "ALLOC_FAILED"  # as torch, CUDA and its libraries say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,5 +153,5 @@ def within_memory(device: torch.device, call: Callable[[], Result]) -> Result:
 
 
 def is_exhaustion(error: Exception) -> bool:
-    """On CPU torch has no error of its own for it."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Torch has an error of its own for it only where its own allocator asked a GPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in NO_MEMORY)

@@ -50,8 +50,8 @@ class Picker:
 
     def __init__(self, rows: int, vocabulary_size: int, device: torch.device) -> None:
         self._finder = Finder(vocabulary_size)
-        self._columns = Standing([rows] * COLUMNS, torch.float64, device)
-        self._columns.send([*[[0.0] * rows] * (FILTERED + 1), [1.0] * rows, [0.0] * rows])  # whoever is nobody's row
+        whoever_is_nobody = [*[0.0] * (FILTERED + 1), 1.0, 0.0]
+        self._columns = Standing([rows] * COLUMNS, torch.float64, device, whoever_is_nobody)
 
     def write(self, sequences: Rows[Sequence], indices: list[int]) -> None:
         """What the next step draws; `indices` are those of the tokens in their sequences."""

@@ -7,7 +7,9 @@ they are, and can begin before the host knows them. Knows nothing of devices but
 of what is said after a step.
 """
 
+import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -150,7 +152,7 @@ class Replays:
             return None
         captured, adapters = self._captured[rows], [sequence.adapter for sequence in step.decodes]
         if any(adapters):
-            if self._bearers is None or not self._bearers.write(self._work, adapters, rows):
+            if self._bearers is None or not self._bearers.write(self._work, adapters):
                 return None
             captured = captured._replace(make=self._adapted[rows])
         return captured if self._write(self._rows(step, before), rows) else None
@@ -210,6 +212,18 @@ def sizes_up_to(rows: int) -> Iterator[int]:
     yield size
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """A graph that the garbage collector comes upon and destroys spoils whatever is being captured."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def cuda_capture(device: torch.device) -> Capture:
     """As CUDA graphs, which share their memory. All are captured on one stream: libraries keep memory for each."""
     pool, aside = cuda.graph_pool_handle(), cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types there
@@ -221,7 +235,7 @@ def cuda_capture(device: torch.device) -> Capture:
             make()  # compiles kernels, and sets up what libraries keep
         here.wait_stream(aside)
         graph = cuda.CUDAGraph()
-        with cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
+        with uncollected(), cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):
             make()
         return graph.replay
 

@@ -53,13 +53,13 @@ class ModelWorker(LoadedWorker[Loaded]):
         self._loaded.runner.replay(None)  # which holds the cache that there was
         try:
             if self._loaded.device.type == "cuda":
-                self._together(partial(self._run_largest, request))
+                self._rehearsed(partial(self._run_largest, request))
             num_blocks, why = self._fitting_blocks(request)
         except ValueError as error:  # no step that failed: whoever asks reads the reason and no trace
             raise Refused(str(error)) from error
         adapter_bytes = self._loaded.adapter_room()
         cache = self._loaded.cache(request.block_size, asked_blocks(request, num_blocks))
-        answer = self._together(partial(self._measure, request, cache))
+        answer = self._rehearsed(partial(self._measure, request, cache))
         answer.cache_bytes, answer.why = cache.num_blocks * self._loaded.block_bytes(request.block_size), why
         answer.adapter_bytes = adapter_bytes
         self.ledger.warmup(request, num_blocks)

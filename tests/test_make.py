@@ -135,11 +135,13 @@ def machine(checkout: Checkout) -> Checkout:
 
 def test_the_gpu_is_checked_with_wheels_that_were_there_before(machine: Checkout) -> None:
     assert machine.make("gpu-check").returncode == 0
-    install, tests, *steps = machine.log()
+    install, *tests = machine.log()
     assert install.endswith("--no-index --no-deps --target .gpu-site .gpu-wheels/one.whl")
-    assert tests.endswith("-m gpu tests/gpu")
-    assert all("-m benchmarks.card decode --shapes llama-3.1-8b" in step for step in steps)
-    assert [step.endswith(" --exact") for step in steps] == [False, True]
+    exact = "tests/gpu/test_exact.py"  # by itself
+    assert [test.partition("--durations=10 ")[2] for test in tests] == [f"tests/gpu --ignore={exact}", exact]
+    assert all("-m gpu" in test for test in tests)
+    assert machine.make("gpu-check", "ARGS=tests/gpu/test_model.py").returncode == 0
+    assert machine.log()[-1].endswith("--durations=10 tests/gpu/test_model.py")
 
 
 def test_what_is_asked_of_a_gpu_is_asked_of_the_benchmark(machine: Checkout) -> None:

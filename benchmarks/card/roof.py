@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 
 from benchmarks.checkpoint import tensors
+from benchmarks.drawn import done, timed
 
 WIDTH = {"cuda": 8192, "cpu": 512}  # of the matrices whose products tell a rate
 COPIED = {"cuda": 2**32, "cpu": 2**26}  # bytes
@@ -82,13 +82,4 @@ def seconds_of(call: Callable[[], object]) -> float:
     """Of one, of several that do not wait for each other."""
     call()
     done()
-    began = perf_counter()
-    for _ in range(AT_ONCE):
-        call()
-    done()
-    return (perf_counter() - began) / AT_ONCE
-
-
-def done() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    return timed(lambda: [call() for _ in range(AT_ONCE)]) / AT_ONCE

@@ -5,16 +5,14 @@ products of equal rows, or of zeros, take other times.
 """
 
 from collections.abc import Iterable
-from random import Random
 from time import perf_counter
 
-from benchmarks.card.roof import done
+from benchmarks.drawn import blocks_of, done, drawn_cache, drawn_sequence
 from shard.change import Chunk, Step
 from shard.loading import Loaded
 from shard.replay import Extent
-from shard.sequence import EXPECTED, Sampling, Sequence
+from shard.sequence import EXPECTED, Sequence
 
-BLOCK_SIZE = 16
 STEPS = 50  # that are timed together
 FAILED = "a step with random weights came to something that is no number"
 
@@ -24,10 +22,8 @@ class Stage:
 
     def __init__(self, loaded: Loaded, batch: int, context: int) -> None:
         self._runner, self._vocabulary = loaded.runner, loaded.config.vocabulary_size
-        self._each = -(-context // BLOCK_SIZE)
-        self._cache = loaded.cache(BLOCK_SIZE, batch * self._each)
-        for side in (*self._cache.keys, *self._cache.values):
-            side[:batch * self._each * BLOCK_SIZE].normal_()
+        self._each = blocks_of(context)
+        self._cache = drawn_cache(loaded, batch * self._each)
         replays = loaded.replays(self._cache, Extent(batch, context))
         self.replayed = replays is not None
         self._runner.replay(replays)
@@ -70,8 +66,4 @@ class Stage:
         return seconds
 
     def _sequence(self, number: int, length: int, computed: int) -> Sequence:
-        tokens = Random(number).choices(range(self._vocabulary), k=length)
-        blocks = list(range(number * self._each, (number + 1) * self._each))
-        return Sequence(id=number, tokens=tokens, num_prompt_tokens=length, num_given=length, computed=computed,
-                        num_cached=0, blocks=blocks, key=number, sampling=Sampling(), prompt_logprobs=False, adapter=0,
-                        grammar=0)
+        return drawn_sequence(number, length, computed, self._vocabulary, self._each)

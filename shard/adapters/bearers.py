@@ -116,11 +116,11 @@ class Bearers:
         """What is launched meanwhile finds the rows that this has when it is run."""
         return self._have(self._among((), work))
 
-    def write(self, standing: StandingWork, adapters: Sequence[int], rows: int) -> bool:
-        """For so many rows, the first of which go by these adapters. False if one does more than add to products."""
+    def write(self, standing: StandingWork, adapters: Sequence[int]) -> bool:
+        """For rows that go by these adapters, one behind the other. False if one does more than add to products."""
         if not self.others.isdisjoint(adapters):
             return False
-        standing.write(hanging_on(self._racks, rows_by_adapter([Run(adapter, 1) for adapter in adapters])), rows)
+        standing.write(hanging_on(self._racks, rows_by_adapter([Run(adapter, 1) for adapter in adapters])))
         return True
 
     @contextmanager

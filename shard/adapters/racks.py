@@ -17,15 +17,15 @@ class Shelf(NamedTuple):
     size: int  # the rank that there is room for
     number: int
 
-    @property
-    def row(self) -> int:
-        """In a table of the shelves of all sizes."""
-        return KINDS * self.number + (self.size // LEAST_SIZE).bit_length() - 1
-
 
 class Place(NamedTuple):
     shelf: Shelf
     slot: int
+
+    @property
+    def row(self) -> int:
+        """In a table of the places of all sizes."""
+        return KINDS * (WIDTH * self.shelf.number + self.slot) + (self.shelf.size // LEAST_SIZE).bit_length() - 1
 
 
 def size_for(rank: int) -> int:

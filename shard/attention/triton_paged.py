@@ -87,7 +87,7 @@ class TritonAttention:
         table, tiles, *rest = sent(self.numbers(decodes, chunks, cache), cache.device)
         there: dict[int, Decodes] = {}
         if decodes:
-            for window, work, entries in zip(self._variant.kinds, rest[::2], rest[1::2], strict=True):
+            for window, entries, work in zip(self._variant.kinds, rest[::2], rest[1::2], strict=True):
                 splits = work.view(-1, ENTRY)
                 there[window] = Decodes(splits, entries, self.room(len(splits), cache.device), len(splits))
         covers_all = sum(span.length for span in [*decodes, *chunks]) == num_tokens
@@ -103,7 +103,7 @@ class TritonAttention:
         return 4 * self._heads * self._head_dim
 
     def numbers(self, decodes: list[Span], chunks: list[Span], cache: Cache) -> list[list[int]]:
-        """What a plan says: the table, the tiles, and for each window the splits and where those of a token begin."""
+        """What a plan says: the table, the tiles, and for each window the splits, before them where a token's begin."""
         tables = [span.blocks[:-(-span.end // cache.block_size)] for span in [*decodes, *chunks]]
         firsts = list(accumulate(map(len, tables), initial=0))
         tiles = [entry for first, chunk in zip(firsts[len(decodes):], chunks, strict=False)
@@ -111,12 +111,12 @@ class TritonAttention:
         return [list(chain(*tables)), tiles, *self.works(decodes, firsts, cache)]
 
     def works(self, decodes: list[Span], firsts: Sequence[int], cache: Cache) -> list[list[int]]:
-        """For each window the splits, and where those of a token begin. Blocks of a token begin in the table at its
+        """For each window the splits, before them where a token's begin. Blocks of a token begin in the table at its
         number in `firsts`."""
         tile, numbers = self._sizes(cache).tile, list[list[int]]()
         for window in self._variant.kinds:
             works = [work_of(span, first, window, tile) for span, first in zip(decodes, firsts, strict=False)]
-            numbers += [list(chain(*works)), list(accumulate((len(work) // ENTRY for work in works), initial=0))]
+            numbers += [list(accumulate((len(work) // ENTRY for work in works), initial=0)), list(chain(*works))]
         return numbers
 
     def room(self, num_splits: int, device: torch.device) -> Found:
@@ -165,7 +165,7 @@ class Frames:
                  cache: Cache) -> None:
         self._attention, self._windows, self._cache = attention, windows, cache
         self._splits = max(rows, min(rows * -(-length // SPLIT), MOST_BYTES // attention.split_bytes))
-        each = (ENTRY * self._splits, rows + 1)
+        each = (rows + 1, ENTRY * self._splits)
         self._standing = Standing([*chain(*(each for _ in windows))], torch.int32, cache.device)
         self._tables = Tables(rows, -(-length // cache.block_size), cache.device)
         self._no_tiles = torch.empty(0, ENTRY, dtype=torch.int32, device=cache.device)
@@ -176,7 +176,7 @@ class Frames:
         standing = self._standing.lists
         programs = min(self._splits, max(rows, PROGRAMS // self._attention.num_kv_heads))
         there = {window: Decodes(work.view(-1, ENTRY), entries[:rows + 1], self._found, programs)
-                 for window, work, entries in zip(self._windows, standing[::2], standing[1::2], strict=True)}
+                 for window, entries, work in zip(self._windows, standing[::2], standing[1::2], strict=True)}
         constants = self._attention.constants(self._cache)
         return Plan(self._tables.there, there, self._no_tiles, constants, covers_all=True)
 

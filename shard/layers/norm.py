@@ -72,3 +72,6 @@ class LayerNorm:
         """Of the sum, which stands in `x` afterwards."""
         x += delta
         return self(x)
+
+
+Norm = RMSNorm | LayerNorm

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from shard.attention.backends import Attention
 from shard.cache import Cache
 from shard.given import Given
 from shard.layers.entering import Turn
 from shard.layers.norm import LayerNorm
+from shard.layers.residual import Residual
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source, read_decoder
 from shard.models.describe import describe, refuse_activation
@@ -37,12 +37,10 @@ class CohereLayer:
         self._attention, self._mlp = attention, mlp
         self.products = attention.products + mlp.products
 
-    def __call__(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        """`x: [tokens, hidden]`, added to in place"""
-        both = self._norm(x)
-        x += self._attention(both, turn, inputs, cache, attention)
-        x += self._mlp(both)
-        return x
+    def __call__(self, x: Residual, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> None:
+        both = x.normed(self._norm)
+        x.add(self._attention(both, turn, inputs, cache, attention))
+        x.add(self._mlp(both))
 
 
 def describe_cohere(given: Given) -> CohereConfig:

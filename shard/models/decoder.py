@@ -12,14 +12,14 @@ from shard.distributed import Group, copied_share, share, uneven_share
 from shard.layers.embedding import Embedding, Head, read_head, tied_head
 from shard.layers.entering import NoTurn
 from shard.layers.linear import Linear
-from shard.layers.norm import LayerNorm, RMSNorm
+from shard.layers.norm import Norm, RMSNorm
+from shard.layers.residual import Residual
 from shard.layers.rotary import RotaryTable
 from shard.models.config import ModelConfig, Rotary
 from shard.step import Inputs
 from shard.weights import Weights
 
 Product = tuple[Linear, int]  # and the width that it takes
-Norm = RMSNorm | LayerNorm
 Config_co = TypeVar("Config_co", bound=ModelConfig, covariant=True)
 
 
@@ -66,8 +66,8 @@ class Layer(Protocol):
     def products(self) -> Sequence[Product]:
         """In the order of a step, for who measures what they take alone."""
 
-    def __call__(self, x: Tensor, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        """`[tokens, hidden]` in and out; `x` may be written to. `turn` is what the model's positions make of a step."""
+    def __call__(self, x: Residual, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> None:
+        """`x` is of `[tokens, hidden]`. `turn` is what the model's positions make of a step."""
 
 
 class Embeds(Protocol):
@@ -155,11 +155,11 @@ class Decoder:
 
     def hidden(self, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
         """`[tokens, hidden]`, after the last norm"""
-        x = self.embedding(inputs)
+        x = Residual(self.embedding(inputs))
         turn = self.positions.at(inputs.positions)
         for layer in self.layers:
-            x = layer(x, turn, inputs, cache, attention)
-        return self.norm(x)
+            layer(x, turn, inputs, cache, attention)
+        return x.normed(self.norm)
 
     def logits(self, hidden: Tensor) -> Tensor | None:
         """`[rows, hidden] -> [rows, vocabulary]` in float32, on rank 0; on the others nothing"""

@@ -17,9 +17,9 @@ from shard.attention.span import integers
 from shard.given import Given
 from shard.layers.embedding import Embedding
 from shard.layers.linear import Linear, make_linear
-from shard.layers.norm import LayerNorm
+from shard.layers.norm import LayerNorm, Norm
 from shard.layers.parallel import Part, column_linear, row_linear
-from shard.models.decoder import Norm, Source, check_ranks
+from shard.models.decoder import Source, check_ranks
 from shard.models.gpt import GptConfig, Mlp
 from shard.models.llama import widened
 from shard.texts import Text

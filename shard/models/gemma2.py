@@ -4,13 +4,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
-
 from shard.attention.backends import Attention
 from shard.cache import Cache
 from shard.given import Given
 from shard.layers.embedding import Head
 from shard.layers.entering import Turn
+from shard.layers.residual import Residual
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source, read_decoder
 from shard.models.describe import read_windows, refuse_activation
@@ -37,11 +36,10 @@ class Gemma2Layer:
         self._after_mlp = norm_from_one(source, f"{name}.post_feedforward_layernorm")
         self.products = attention.products + mlp.products
 
-    def __call__(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        """`x: [tokens, hidden]`, added to in place"""
-        x += self._after_attention(self._attention(self._before_attention(x), turn, inputs, cache, attention))
-        x += self._after_mlp(self._mlp(self._before_mlp(x)))
-        return x
+    def __call__(self, x: Residual, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> None:
+        x.add(self._after_attention(
+            self._attention(x.normed(self._before_attention), turn, inputs, cache, attention)))
+        x.add(self._after_mlp(self._mlp(x.normed(self._before_mlp))))
 
 
 def describe_gemma2(given: Given) -> Gemma2Config:

@@ -14,6 +14,7 @@ from shard.cache import Cache
 from shard.given import Given
 from shard.layers.entering import Turn
 from shard.layers.norm import WideRMSNorm
+from shard.layers.residual import Residual
 from shard.layers.rotary import RotaryTable
 from shard.models.config import Rotary
 from shard.models.decoder import Decoder, Source, read_decoder
@@ -56,9 +57,8 @@ class Gemma3Layer(Gemma2Layer):
         windows = source.config.windows
         self._kind = int(bool(windows and windows[layer]))  # of `TwoTables.at`
 
-    def __call__(self, x: Tensor, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        """`x: [tokens, hidden]`, added to in place"""
-        return super().__call__(x, turn[self._kind], inputs, cache, attention)
+    def __call__(self, x: Residual, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> None:
+        super().__call__(x, turn[self._kind], inputs, cache, attention)
 
 
 def describe_gemma3(given: Given) -> Gemma3Config:

@@ -15,10 +15,11 @@ from shard.cache import Cache
 from shard.distributed import Group
 from shard.given import Given
 from shard.layers.entering import Turn
-from shard.layers.norm import LayerNorm
+from shard.layers.norm import LayerNorm, Norm
 from shard.layers.parallel import Part, RowLinear, activated_linear, column_linear, row_linear
+from shard.layers.residual import Residual
 from shard.models.config import ModelConfig
-from shard.models.decoder import Norm, Product, Source
+from shard.models.decoder import Product, Source
 from shard.models.llama import SelfAttention
 from shard.step import Inputs
 
@@ -88,11 +89,9 @@ class SequentialLayer:
         self._before_mlp, self._mlp = before_mlp, mlp
         self.products = attention.products + mlp.products
 
-    def __call__(self, x: Tensor, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        """`x: [tokens, hidden]`, added to in place"""
-        attended = self._attention(self._before_attention(x), turn, inputs, cache, attention)
-        x += self._mlp(self._before_mlp.after(x, attended))
-        return x
+    def __call__(self, x: Residual, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> None:
+        x.add(self._attention(x.normed(self._before_attention), turn, inputs, cache, attention))
+        x.add(self._mlp(x.normed(self._before_mlp)))
 
 
 class ParallelLayer:
@@ -106,13 +105,11 @@ class ParallelLayer:
         self._before_mlp, self._mlp = before_mlp, mlp
         self.products = attention.products + mlp.products
 
-    def __call__(self, x: Tensor, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        """`x: [tokens, hidden]`, added to in place"""
-        seen = self._before_attention(x)
+    def __call__(self, x: Residual, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> None:
+        seen = x.normed(self._before_attention)
         both = self._attention.partial(seen, turn, inputs, cache, attention)
-        both += self._mlp.partial(seen if self._before_mlp is None else self._before_mlp(x))
-        x += self._group.sum(both)
-        return x
+        both += self._mlp.partial(seen if self._before_mlp is None else x.normed(self._before_mlp))
+        x.add(self._group.sum(both))
 
 
 def layer_norm(source: Source[GptConfig], name: str) -> LayerNorm:

@@ -13,6 +13,7 @@ from shard.cache import Cache
 from shard.given import Given
 from shard.layers.entering import HeadNorm, Turn
 from shard.layers.parallel import Part, column_linear, gated_linear, row_linear
+from shard.layers.residual import Residual
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Product, ReadNorm, Source, read_decoder
 from shard.models.describe import describe, refuse_activation
@@ -77,11 +78,9 @@ class LlamaLayer:
         self._mlp = mlp
         self.products = attention.products + mlp.products
 
-    def __call__(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        """`x: [tokens, hidden]`, added to in place"""
-        attended = self._attention(self._before_attention(x), turn, inputs, cache, attention)
-        x += self._mlp(self._before_mlp.after(x, attended))
-        return x
+    def __call__(self, x: Residual, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> None:
+        x.add(self._attention(x.normed(self._before_attention), turn, inputs, cache, attention))
+        x.add(self._mlp(x.normed(self._before_mlp)))
 
 
 def qkv_parts(source: Source[ModelConfig], name: str, *, bias: bool) -> list[Part]:

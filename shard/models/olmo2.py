@@ -14,6 +14,7 @@ from shard.cache import Cache
 from shard.given import Given
 from shard.layers.entering import Turn
 from shard.layers.norm import WideRMSNorm
+from shard.layers.residual import Residual
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source, read_decoder
 from shard.models.describe import describe, refuse_activation
@@ -63,11 +64,9 @@ class Olmo2Layer:
         self._after_mlp = read_norm(source, f"{name}.post_feedforward_layernorm")
         self.products = attention.products + mlp.products
 
-    def __call__(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        """`x: [tokens, hidden]`, added to in place"""
-        x += self._after_attention(self._attention(x, turn, inputs, cache, attention))
-        x += self._after_mlp(self._mlp(x))
-        return x
+    def __call__(self, x: Residual, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> None:
+        x.add(self._after_attention(self._attention(x.whole(), turn, inputs, cache, attention)))
+        x.add(self._after_mlp(self._mlp(x.whole())))
 
 
 def describe_olmo2(given: Given) -> ModelConfig:

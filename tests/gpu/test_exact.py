@@ -9,7 +9,7 @@ from weaving import Loom, Thread
 
 from router.request import Request, SamplingParams
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]  # `--exact` is for a whole process: it has one of its own
 
 BATCHES = {"cuda": 200, "cpu": 5}
 # Of sums that are worth cutting into parts, where a card does that.

@@ -229,13 +229,29 @@ def test_who_has_no_room_for_another_token_says_the_last_one_before(
     assert list(ledger.blocks.full[:4]) == [True, False, False, False]
 
 
-def test_behind_a_step_that_was_run_anew_some_are_waited_for(loom: Loom, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_many_steps_are_run_anew_some_are_waited_for(loom: Loom, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "WAITED_FOR", 2)
+    monkeypatch.setattr(ahead, "BORNE", 0.0)
     story = Story(loom, *ROWS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Begun, "choices", lambda _: None)
         story.hear(story.send(decode(1)))
     assert [isinstance(story.send(decode(1)), Later) for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize(("every", "least", "most"), [(2, 0.9, 1.0), (8, 0.7, 0.9), (50, 0, 0), (10**9, 0, 0)])
+def test_a_few_steps_that_are_run_anew_are_borne_with(
+        monkeypatch: pytest.MonkeyPatch, every: int, least: float, most: float) -> None:
+    """Of a thousand that begin ahead one in so many is; how many others are waited for."""
+    monkeypatch.setattr(ahead, "WAITED_FOR", 32)
+    caution, begun, waited = ahead.Caution(), 0, 0
+    while begun < 1000:
+        if caution.waits():
+            waited += 1
+        else:
+            begun += 1
+            caution.ended(well=begun % every > 0)
+    assert least <= waited / (begun + waited) <= most
 
 
 def test_a_filter_of_its_own_waits(loom: Loom) -> None:

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shard import device
 from shard.device import (
     UNDER_WAY,
     Bringing,
@@ -74,6 +75,30 @@ def test_what_is_sent_next_waits_beside_what_was_sent_last() -> None:
     assert (first.tolist(), second.tolist()) == ([5.0, 2.0, 3.0], [4.0, 0.0])
     assert standing.holds([[1, 2, 3], [4, 5]])
     assert not standing.holds([[], [1, 2, 3]])
+
+
+SENT = st.lists(st.integers(1, 99), max_size=7)
+
+
+@given(st.lists(st.tuples(SENT, SENT, SENT), max_size=4), st.sampled_from([0, 3, 4096]))
+def test_what_was_sent_last_stands_where_each_list_begins(sendings: list[tuple[list[int], ...]], near: int) -> None:
+    """And behind its end something that stood there before, however many lists are copied at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "NEAR", near)
+        standing = Standing([7, 9, 7], torch.int32, torch.device("cpu"), [0, 100, 0])
+        before = [[{0}] * 7, [{100}] * 9, [{0}] * 7]
+        for lists in sendings:
+            standing.send(lists)
+            for some, there, known in zip(lists, standing.lists, before, strict=True):
+                assert there[:len(some)].tolist() == some
+                known[:len(some)] = [values | {new} for values, new in zip(known, some, strict=False)]
+                assert all(value in values for value, values in zip(there.tolist(), known, strict=True))
+
+
+def test_lists_that_lie_side_by_side_are_copied_at_once() -> None:
+    places = [slice(0, 3), slice(8, 8), slice(8, 10), slice(10 + device.NEAR, 5000), slice(9999, 10_001)]
+    assert device.runs_of(places) == [slice(0, 5000), slice(9999, 10_001)]
+    assert device.runs_of([slice(4, 4)]) == []
 
 
 def test_what_is_brought_is_what_was_there_then() -> None:

@@ -67,7 +67,14 @@ def test_a_thorough_look_finds_what_depends_on_many_prompts(layer: Decoder, monk
     original = PackedLinear.__call__
     monkeypatch.setattr(PackedLinear, "__call__", lambda self, x: spoiled(original, self, x, 1000))
     assert gate(layer).verdict() == ""
-    assert gate(layer, look=THOROUGH).verdict().startswith("a prompt among others has other bits in hidden states")
+    assert gate(layer, look=THOROUGH).verdict().startswith("a prompt among 6 others has other bits in hidden states")
+
+
+def test_a_logprob_that_depends_on_where_its_row_lies_is_found(layer: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Tensor.log_softmax
+    monkeypatch.setattr(
+        Tensor, "log_softmax", lambda self, axis: spoiled(lambda _, x: original(x, axis), None, self, 1))
+    assert "has other bits in logprobs than" in gate(layer).verdict()
 
 
 def test_a_rank_that_finds_a_difference_goes_on_with_those_that_do_not(
@@ -85,7 +92,7 @@ def test_a_rank_that_finds_a_difference_goes_on_with_those_that_do_not(
     usual, count = count, 0
     logits = Decoder.logits
     monkeypatch.setattr(Decoder, "logits", lambda self, hidden: spoiled(logits, self, hidden, 1))
-    assert gate(layer).verdict().endswith("has other bits in logits than the same prompt alone")
+    assert gate(layer).verdict().endswith("has other bits in logits and logprobs than the same prompt alone")
     assert count == usual
 
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -32,25 +32,43 @@ for module, name, signature, constants, options, capability in json.loads(sys.ar
 ATTENTION, POINTWISE = "shard.attention.paged_kernels", "shard.layers.pointwise_kernels"
 ADAPTERS = "shard.layers.adapter_kernels"
 FOUND = dict.fromkeys(("best", "total", "mixed"), "*fp32")
+Job = tuple[str, str, dict[str, str], dict[str, Any], dict[str, int]]
 
 
-def addresses(*names: str) -> dict[str, str]:
-    return dict.fromkeys(names, "*bf16")
+class Heads(NamedTuple):
+    """Of a model, and what its attention is told."""
+
+    head_dim: int
+    group: int
+    dtype: torch.dtype
+    window: int
+    capped: bool
 
 
-def attention_jobs() -> list[tuple[str, str, dict[str, str], dict[str, Any], dict[str, int]]]:
-    sizes = triton_paged.Sizes.of(4, 128, torch.bfloat16)
-    read, reading = addresses("queries", "keys", "values") | {"table": "*i32"}, {
+COMMON = [Heads(128, 4, torch.bfloat16, 0, capped=False), Heads(128, 4, torch.bfloat16, 1000, capped=True)]
+ALL = [*COMMON, Heads(64, 7, torch.bfloat16, 0, capped=False), Heads(64, 1, torch.float16, 300, capped=False),
+       Heads(80, 1, torch.float16, 0, capped=False), Heads(256, 2, torch.bfloat16, 4096, capped=True),
+       Heads(256, 4, torch.float32, 0, capped=True), Heads(128, 8, torch.float32, 0, capped=False)]
+SHORT = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+
+
+def addresses(*names: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, str]:
+    return dict.fromkeys(names, SHORT[dtype])
+
+
+def attention_jobs(heads: Heads) -> list[Job]:
+    sizes = triton_paged.Sizes.of(heads.group, heads.head_dim, heads.dtype)
+    read, reading = addresses("queries", "keys", "values", dtype=heads.dtype) | {"table": "*i32"}, {
         "token_stride": "i32", "slot_stride": "i32", "scale": "fp32", "softcap": "fp32"}
-    layer = {"CAPPED": True, "WINDOW": 1000, "GROUP": 4, "HEAD_DIM": 128, "HEAD_PAD": 128, "BLOCK_SIZE": 16,
+    wide = {"HEAD_DIM": heads.head_dim, "HEAD_PAD": triton_paged.padded(heads.head_dim)}
+    layer = {"CAPPED": heads.capped, "WINDOW": heads.window, "GROUP": heads.group, **wide, "BLOCK_SIZE": 16,
              "SPLIT": triton_paged.SPLIT, "TILE": sizes.tile, "ROWS": sizes.rows}
-    options = {"num_warps": triton_paged.WARPS, "num_stages": triton_paged.STAGES}
+    options, output = {"num_warps": triton_paged.WARPS, "num_stages": triton_paged.STAGES}, addresses(
+        "output", dtype=heads.dtype)
     return [(ATTENTION, "decode_splits", {**read, "work": "*i32", "entries": "*i32", **FOUND, "num_decodes": "i32",
                                           **reading}, layer, options),
-            (ATTENTION, "chunk_tiles", {**read, "tiles": "*i32", "output": "*bf16", **reading}, layer,
-             options),
-            (ATTENTION, "decode_merge", {**FOUND, "output": "*bf16", "entries": "*i32"},
-             {"HEAD_DIM": 128, "HEAD_PAD": 128}, {"num_warps": 1})]
+            (ATTENTION, "chunk_tiles", {**read, "tiles": "*i32", **output, **reading}, layer, options),
+            (ATTENTION, "decode_merge", {**FOUND, **output, "entries": "*i32"}, wide, {"num_warps": 1})]
 
 
 POINTWISE_JOBS = [
@@ -64,21 +82,23 @@ POINTWISE_JOBS = [
       "BLOCK": 128}, {"num_warps": 1})]
 
 
-LISTED = {**addresses("like"), "tables": "*i64", "work": "*i32", "rows": "*i32"}
+LISTED = {**addresses("like"), "tables": "*i64", "work": "*i32", "number": "*i32", "rows": "*i32"}
 ADAPTING = {"PARTS": 3, "ROWS": ROWS, "RANKS": slabs.RANKS, "ENTRY": ENTRY}
 ADAPTER_JOBS = [
     (ADAPTERS, "shrink", {**addresses("x"), **LISTED, "narrow": "*fp32", "x_stride": "i32", "num_inputs": "i32",
                           "room": "i32"},
      {**ADAPTING, "SPLIT": slabs.SPLIT, "PIECE": slabs.PIECE}, {}),
     *((ADAPTERS, "expand", {"narrow": "*fp32", **LISTED, "blocks": "*i32", "y": kind, "y_stride": "i32",
-                            "num_outputs": "i32", "room": "i32", "num_splits": "i32"},
+                            "room": "i32", "num_splits": "i32"},
        {**ADAPTING, "BLOCK": slabs.BLOCK, "EVEN": slabs.EVEN}, {}) for kind in ("*bf16", "*fp32"))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.long), 90])
-def test_kernels_compile_for_gpus(capability: int, tmp_path: Path) -> None:
-    jobs = [(*job, capability) for job in [*attention_jobs(), *POINTWISE_JOBS, *ADAPTER_JOBS]]
+@pytest.mark.parametrize(("capability", "heads"), [
+    (90, COMMON), *(pytest.param(capability, ALL, marks=pytest.mark.long) for capability in (80, 90))])
+def test_kernels_compile_for_gpus(capability: int, heads: list[Heads], tmp_path: Path) -> None:
+    attention = [job for one in heads for job in attention_jobs(one)]
+    jobs = [(*job, capability) for job in [*attention, *POINTWISE_JOBS, *ADAPTER_JOBS]]
     surroundings = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-P", "-c", COMPILING, json.dumps(jobs)], check=True, env=surroundings)
 

@@ -108,3 +108,5 @@ def test_a_step_that_finds_no_memory_is_told_as_that() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     with pytest.raises(Exhausted, match=r"2.00 GiB"):
         made()._together(fail)
+    with pytest.raises(Refused, match=r"for the largest step \(CUDA out of memory.*lower --max-batch-prefill-tokens"):
+        made()._rehearsed(fail)

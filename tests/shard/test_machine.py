@@ -1,9 +1,11 @@
 """What is remembered of a machine: in a file, for one build and one shape."""
 
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from shard import machine
 from shard.machine import Kept, fingerprint
 
 
@@ -24,6 +26,15 @@ def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
 def test_a_fingerprint_tells_shapes_apart_and_is_the_same_again() -> None:
     assert fingerprint({"hidden_size": 64}) == fingerprint({"hidden_size": 64})
     assert fingerprint({"hidden_size": 64}) != fingerprint({"hidden_size": 65})
+
+
+def test_what_computes_is_part_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = fingerprint({})
+    monkeypatch.setattr(machine, "DRIVER", tmp_path / "version")
+    (tmp_path / "version").write_text("580.1")
+    other_driver = fingerprint({})
+    monkeypatch.setattr(machine, "version", lambda name: "0.0" if name == "triton" else version(name))
+    assert len({before, other_driver, fingerprint({})}) == 3
 
 
 def test_where_nothing_can_be_written_it_is_found_out_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -167,6 +167,8 @@ def test_a_cache_is_as_large_as_fits_or_is_of_use_or_was_asked_for(num_blocks: i
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore"),
      "CUDA out of memory. Tried to allocate 2.00 GiB."),
     (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes."), "5 bytes"),
+    (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "ALLOC_FAILED"),
+    (RuntimeError("Triton Error [CUDA]: out of memory"), "out of memory"),
     (MemoryError(), "there is no memory")])
 def test_a_step_for_which_there_is_no_memory_says_so(error: Exception, reason: str) -> None:
     def fail() -> None:

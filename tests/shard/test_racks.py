@@ -25,7 +25,8 @@ def test_what_was_freed_is_taken_first() -> None:
     assert racks.take(9, 8) == places[2] == racks.find(9)
 
 
-def test_shelves_have_rows_of_their_own() -> None:
+def test_places_have_rows_of_their_own() -> None:
     sizes = [LEAST_SIZE << kind for kind in range(KINDS)]
     assert sizes[-1] == MOST_SIZE
-    assert sorted(Shelf(size, number).row for size in sizes for number in range(5)) == [*range(5 * KINDS)]
+    rows = [Place(Shelf(size, number), slot).row for size in sizes for number in range(5) for slot in range(WIDTH)]
+    assert sorted(rows) == [*range(5 * WIDTH * KINDS)]

@@ -1,5 +1,7 @@
 """Steps that are replayed say what steps say that are launched piece by piece."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +17,7 @@ from unwritten import poison_memory
 
 from shard.attention.span import Span
 from shard.change import Chunk, Step
-from shard.replay import sizes_up_to
+from shard.replay import Call, Extent, Replays, sizes_up_to, uncollected
 
 pytest.importorskip("triton")  # which comes for Linux only
 
@@ -67,6 +69,34 @@ def test_what_depends_on_the_step_is_launched(bench: Bench) -> None:
     assert run(Step(decodes=sequences[:1], chunks=[Chunk(sequences[1], 0, 5)]), bench.cache) is None
     assert run(Step(decodes=sequences[:1]), bench.new_cache(CPU)) is None
     assert run(Step(decodes=[replace(sequences[0], adapter=3)]), bench.cache) is None
+
+
+@pytest.mark.slow
+def test_nobody_but_its_owner_holds_what_was_captured(bench: Bench) -> None:
+    """It is gone at once, and with it the memory that it works with; no collector has to come."""
+    def captured(make: Call) -> Call:
+        make()
+        return int  # as a graph: it knows what was launched, and not by whom
+
+    with uncollected():
+        assert not gc.isenabled()
+        replays = Replays(bench.model, bench.attention, bench.cache, Extent(2, LENGTH), captured)
+        held = weakref.ref(replays)
+        bench.runner.replay(replays)
+        bench.runner.run(Step(decodes=bench.filled([5], 0)), bench.cache)
+        bench.runner.replay(None)
+        del replays
+        assert held() is None
+
+
+def test_whoever_wants_no_collector_has_none_afterwards_either() -> None:
+    was_enabled = gc.isenabled()
+    for enabled in (True, False):
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(ZeroDivisionError), uncollected():
+            print(1 / 0)
+        assert gc.isenabled() is enabled
+    (gc.enable if was_enabled else gc.disable)()
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """What adapters add by kernels, under Triton's interpreter, against what they add by torch."""
 
+import weakref
 from collections.abc import Callable
-from threading import Thread
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ pytest.importorskip("triton")  # which comes for Linux only
 from shard.adapters import trial
 from shard.adapters.bearers import Bearers, Run
 from shard.adapters.racks import MOST_SIZE, Place, Racks, Shelf
-from shard.adapters.work import StandingWork
+from shard.adapters.work import ROWS, StandingWork
 from shard.layers import adapted, slabs
 from shard.layers.portions import Portion, parts_of
 from shard.layers.stacks import Stacks
@@ -101,7 +101,7 @@ def test_what_is_not_rounded_yet_may_be_added_to() -> None:
 
 
 def test_an_adapter_that_comes_between_the_two_launches_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its shelf is that of one who leaves this product alone, whose row was not made narrow."""
+    """It hangs beside one who leaves this product alone, whose row was not made narrow."""
     racks = Racks()
     bearers = Bearers(CPU, racks)
     parts = parts_of([Portion("q", (40, INPUTS), range(40), range(INPUTS))])
@@ -109,13 +109,11 @@ def test_an_adapter_that_comes_between_the_two_launches_changes_nothing(monkeypa
     places, matrices = [racks.take(number, rank) for number, rank in ((1, 8), (2, 64), (3, 64))], (
         torch.randn(8, INPUTS), torch.randn(40, 8))
     ours.put(places[0], 0, *matrices)
-    loading = Thread(target=ours.put, args=(places[2], 0, *matrices))
 
     class Between:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             def launch(*tensors: Tensor, **constants: int) -> None:
-                loading.start()
-                loading.join(0.2)  # it waits
+                ours.put(places[2], 0, *matrices)
                 expand[grid](*tensors, **constants)
             return launch
 
@@ -123,9 +121,42 @@ def test_an_adapter_that_comes_between_the_two_launches_changes_nothing(monkeypa
     with bearers.rows([Run(1, 1), Run(2, 1)]), monkeypatch.context() as patch:
         patch.setattr(slabs, "expand", Between())
         ours.add(x, changed := y.clone())
-    loading.join()
     assert torch.equal(changed[1], y[1])
     assert not torch.equal(changed[0], y[0])
+
+
+@pytest.mark.parametrize("programs", [1, 12])
+def test_programs_may_take_turns(world: World, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [Run(1, 1), Run(0, 2), Run(3, ROWS + 3), Run(5, 1), Run(2, 2), Run(4, 1)]
+    x, y = world.rows(runs)
+    expected = world.added(x, y, runs)
+    assert slabs.turns(7, 1) == 7
+    monkeypatch.setattr(slabs, "PROGRAMS", programs)  # of seven entries, and with two splits of three parts
+    assert [slabs.turns(7, others) for others in (1, 3, 6)] == ([1, 1, 1] if programs == 1 else [7, 4, 2])
+    assert torch.equal(world.added(x, y, runs), expected)
+
+
+def test_it_takes_what_it_says_and_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not room for adapters that may never come: on a GPU that is taken at once."""
+    racks = Racks()
+    parts = parts_of([Portion(str(width), (width, INPUTS), range(width), range(INPUTS)) for width in WIDTHS])
+    ours, place = slabs.Slabs(Bearers(CPU, racks), parts, torch.float16, CPU), racks.take(1, 5)
+    ours.put(place, 0, torch.randn(5, INPUTS), torch.randn(WIDTHS[0], 5))  # compiles
+    made, zeros = list[Tensor](), ours._zeros
+
+    def noted(*shape: int) -> Tensor:
+        made.append(zeros(*shape))
+        return made[-1]
+
+    monkeypatch.setattr(ours, "_zeros", noted)
+    sizes = [ours.put(place, part, torch.randn(5, INPUTS), torch.randn(WIDTHS[part], 5)) for part in (1, 2)]
+    assert sizes == [2 * 8 * (INPUTS + WIDTHS[part]) for part in (1, 2)]
+    assert sum(sizes) == sum(one.nbytes for one in made)
+    kept = [*map(weakref.ref, made)]
+    made.clear()
+    ours.clear(place)
+    assert [one() for one in kept] == [None] * 4
+    assert not any(table.any() for table in ours._tables)
 
 
 def test_rows_may_stand_apart(world: World) -> None:
@@ -170,7 +201,7 @@ def test_what_was_captured_before_there_were_adapters_adds_what_they_add() -> No
         ours.put(racks.take(adapter, rank), 1, torch.randn(rank, INPUTS) / INPUTS ** 0.5, torch.randn(WIDTHS[1], rank))
     racks.take(4, 16)  # which changes another product
     for adapters in ([1, 2, 0, 3, 4, 2], [2, 2, 2], [0, 4], [3]):
-        assert bearers.write(standing, adapters, 6)
+        assert bearers.write(standing, adapters)
         launched = y.clone()
         with bearers.rows([Run(adapter, 1) for adapter in adapters + [0] * (6 - len(adapters))]):
             ours.add(x, launched)
@@ -179,9 +210,9 @@ def test_what_was_captured_before_there_were_adapters_adds_what_they_add() -> No
         assert changed == [adapter in {1, 2, 3} for adapter in adapters] + [False] * (6 - len(adapters))
 
 
-@pytest.mark.parametrize("shelf", [Shelf(2 * MOST_SIZE, 0), Shelf(8, slabs.MOST_SHELVES)])
+@pytest.mark.parametrize("shelf", [Shelf(2 * MOST_SIZE, 0), Shelf(8, slabs.MOST_PLACES)])
 def test_what_there_is_no_room_for_is_told(world: World, shelf: Shelf) -> None:
-    with pytest.raises(RuntimeError, match="of about one rank 8192 adapters can be there at once, and of none"):
+    with pytest.raises(RuntimeError, match="of about one rank 1024 adapters can be there at once, and of none"):
         world.ours.put(Place(shelf, 0), 0, torch.zeros(1, INPUTS), torch.zeros(WIDTHS[0], 1))
 
 

@@ -1,7 +1,9 @@
 """Kernels run under Triton's interpreter here, over numbers that are drawn; that they compile for GPUs is a test of
 `test_kernels.py`."""
 
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ pytest.importorskip("triton")  # which comes for Linux only
 
 from triton import next_power_of_2
 
-from shard.attention.triton_paged import SPLIT, Sizes, padded, tiles_of, work_of
+from shard.attention.triton_paged import SPLIT, Plan, Sizes, padded, tiles_of, work_of
 
 VARIANTS = [PLAIN, Variant(windows=(0, 40)), Variant(windows=(0, 300)), Variant(scale=0.3, softcap=2.0),
             Variant(softcap=1.5, windows=(0, 100))]
@@ -67,9 +69,11 @@ def test_it_agrees_with_the_reference(  # noqa: PLR0917 - what is drawn
 
 @pytest.mark.slow
 @settings(max_examples=4)
-@given(st.integers(0, 2**32), st.sampled_from(HEADS), st.sampled_from([1, 17, SPLIT + 1]), st.sampled_from(VARIANTS))
-def test_it_does_so_in_float32_too(seed: int, heads: tuple[int, int], length: int, variant: Variant) -> None:
-    scene = {"kv_heads": heads[0], "group": heads[1], "head_dim": 64, "seed": seed, "variant": variant}
+@given(st.integers(0, 2**32), st.sampled_from(HEADS), st.sampled_from([64, 80, 256]),
+       st.sampled_from([1, 17, SPLIT + 1]), st.sampled_from(VARIANTS))
+def test_it_does_so_in_float32_too(
+        seed: int, heads: tuple[int, int], head_dim: int, length: int, variant: Variant) -> None:
+    scene = {"kv_heads": heads[0], "group": heads[1], "head_dim": head_dim, "seed": seed, "variant": variant}
     for ours, theirs in both(scene, [length], [(length // 2, length)]):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=CLOSE[torch.float32])
 
@@ -109,6 +113,23 @@ def test_how_a_text_is_cut_changes_no_bit(seed: int, cuts: set[int], variant: Va
     pieces = [scene.step(chunks=[(same, start, end)])[0] if end - start > 1 else scene.step([(same, start)])[0]
               for start, end in pairwise(edges)]
     assert torch.equal(torch.cat(pieces), whole)
+
+
+@pytest.mark.slow
+def test_programs_may_take_turns_with_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a launch does not know how many there will be."""
+    scene = Scene("triton", dtype=torch.float16, variant=Variant(windows=(0, 300)))
+    decodes = [(part, part.length - 1) for part in map(scene.part, (3 * SPLIT + 5, 1, SPLIT + 1))]
+    for part, before in decodes:
+        scene.write(part, 0, before)
+    expected, plan = scene.step(decodes), scene.attention.plan
+
+    def with_few_programs(*spans: Any) -> Plan:
+        made: Any = plan(*spans)
+        return replace(made, decodes={window: replace(one, programs=2) for window, one in made.decodes.items()})
+
+    monkeypatch.setattr(scene.attention, "plan", with_few_programs)
+    assert all(torch.equal(*pair) for pair in zip(scene.step(decodes), expected, strict=True))
 
 
 def test_a_row_in_no_span_gets_zeros() -> None:

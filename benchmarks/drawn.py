@@ -1,0 +1,50 @@
+"""What a model's own steps are timed with: sequences of random tokens in blocks of their own, a cache of random
+numbers, a clock that waits for the device. Products of equal rows, or of zeros, take other times.
+"""
+
+from collections.abc import Callable
+from random import Random
+from time import perf_counter
+
+import torch
+
+from shard.cache import Cache
+from shard.loading import Loaded
+from shard.sequence import Sampling, Sequence
+
+BLOCK_SIZE = 16
+
+
+def blocks_of(length: int) -> int:
+    """How many it takes."""
+    return -(-length // BLOCK_SIZE)
+
+
+def drawn_cache(loaded: Loaded, num_blocks: int) -> Cache:
+    made = loaded.cache(BLOCK_SIZE, num_blocks)
+    for side in (*made.keys, *made.values):
+        side[:num_blocks * BLOCK_SIZE].normal_()
+    return made
+
+
+def drawn_sequence(number: int, length: int, computed: int, vocabulary: int, blocks: int) -> Sequence:
+    """One of several that have so many blocks each."""
+    tokens = Random(number).choices(range(vocabulary), k=length)
+    own = list(range(number * blocks, (number + 1) * blocks))
+    return Sequence(id=number, tokens=tokens, num_prompt_tokens=length, num_given=length, computed=computed,
+                    num_cached=0, blocks=own, key=number, sampling=Sampling(), prompt_logprobs=False, adapter=0,
+                    grammar=0)
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Seconds."""
+    began = perf_counter()
+    run()
+    done()
+    return perf_counter() - began
+
+
+def done() -> None:
+    """When the device is."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
