@@ -172,7 +172,7 @@ gpu-check:
 	code=0
 	try() { "$$python" $(GPU_TEST) --durations=10 "$$@" || code=$$?; }
 ifdef ARGS
-	try $(ARGS)
+	try $(if $(findstring tests/gpu,$(ARGS)),,tests/gpu) $(ARGS)
 else
 	try tests/gpu --ignore=tests/gpu/test_exact.py
 	try tests/gpu/test_exact.py  # what --exact sets holds for a whole process

@@ -74,7 +74,8 @@ class RouterConfig:
         "", "Where adapters come from that are loaded at start; by default as --adapter-source.",
         choices=("", *SOURCES))
     max_active_adapters: int = setting(
-        1024, "Most adapters that are loaded at once; others wait until one of them can leave.", low=1)
+        1024, "Most adapters that are loaded at once, on a GPU no more than 1,024; others wait until one of them can "
+        "leave.", low=1)
     adapter_cycle_time_s: float = setting(
         2.0, "Seconds that a loaded adapter may stay in use while others wait for its place.", low=0)
     disable_grammar_support: bool = setting(False, "Whether requests with a grammar are refused.")

@@ -53,9 +53,9 @@ class Caution:
         return True
 
     def ended(self, *, well: bool) -> None:
-        self._share += ((not well) - self._share) / REMEMBERED
         if not well and self._share > BORNE:
             self._left = WAITED_FOR
+        self._share += ((not well) - self._share) / REMEMBERED
 
 
 class Ahead:

@@ -6,6 +6,7 @@ Knows nothing of what follows from the verdict.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 import torch
@@ -107,12 +108,21 @@ class Gate:
 
     def _last(self, step: Step, row: int) -> Bits:
         """Of the observed sequence's last token, which stands in this row. Only rank 0 has logits."""
-        hidden = self._run(step)
-        logits = self._model.logits(hidden[max(0, row + 1 - self._look.head_rows):row + 1])
+        hidden, most = self._run(step), self._look.head_rows
+        rows = speaking(step)
+        at = rows.index(row)
+        first = max(0, min(at - most // 2, len(rows) - most))
+        logits = self._model.logits(hidden[rows[first:first + most]])
         bits = {"hidden states": hidden[row].clone()}
         if logits is None:
             return bits
-        return bits | {"logits": logits[-1].clone(), "logprobs": logits.log_softmax(-1)[-1]}
+        return bits | {"logits": logits[at - first].clone(), "logprobs": logits.log_softmax(-1)[at - first].clone()}
+
+
+def speaking(step: Step) -> list[int]:
+    """The rows of all who decode, and the last of each chunk."""
+    ends = accumulate((chunk.length for chunk in step.chunks), initial=len(step.decodes))
+    return [*range(len(step.decodes)), *(end - 1 for end in islice(ends, 1, None))]
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

@@ -83,10 +83,10 @@ class LoadedWorker(Generic[AnyLoaded]):
     def _together(self, call: Callable[[], Result]) -> Result:
         return within_memory(self._loaded.device, partial(together, self._loaded.group, self._exit, call))
 
-    def _rehearsed(self, call: Callable[[], Result]) -> Result:
+    def _rehearsed(self, call: Callable[[], Result], cures: str = "") -> Result:
         """A step as large as any will be. Nobody can be served if there is no memory for it."""
         try:
             return self._together(call)
         except Exhausted as error:
-            raise Refused(f"there is no memory for the largest step ({error}); lower --max-batch-prefill-tokens, "
-                          f"--max-batch-size or --memory-fraction") from error
+            raise Refused(f"there is no memory for the largest step ({error}); lower {cures}--max-batch-prefill-tokens "
+                          "or --max-batch-size") from error

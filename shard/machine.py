@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 DRIVER = Path("/proc/driver/nvidia/version")
-PROGRAMS = "weft", "triton", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13"
+PROGRAMS = "triton", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cublas-cu13"
 
 log = logging.getLogger(__name__)
 

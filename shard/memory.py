@@ -152,6 +152,8 @@ def within_memory(device: torch.device, call: Callable[[], Result]) -> Result:
     raise Exhausted(reason)
 
 
-def is_exhaustion(error: Exception) -> bool:
-    """Torch has an error of its own for it only where its own allocator asked a GPU."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in NO_MEMORY)
+def is_exhaustion(error: BaseException) -> bool:
+    """Torch has an error of its own for it only where its own allocator asked a GPU. While a graph is captured another
+    error comes on top of it."""
+    return (isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in NO_MEMORY)
+            or (error.__context__ is not None and is_exhaustion(error.__context__)))

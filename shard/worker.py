@@ -55,11 +55,10 @@ class ModelWorker(LoadedWorker[Loaded]):
             if self._loaded.device.type == "cuda":
                 self._rehearsed(partial(self._run_largest, request))
             num_blocks, why = self._fitting_blocks(request)
+            adapter_bytes = self._loaded.adapter_room()
+            cache, answer = self._rehearsed(partial(self._measure, request, num_blocks), "--memory-fraction, ")
         except ValueError as error:  # no step that failed: whoever asks reads the reason and no trace
             raise Refused(str(error)) from error
-        adapter_bytes = self._loaded.adapter_room()
-        cache = self._loaded.cache(request.block_size, asked_blocks(request, num_blocks))
-        answer = self._rehearsed(partial(self._measure, request, cache))
         answer.cache_bytes, answer.why = cache.num_blocks * self._loaded.block_bytes(request.block_size), why
         answer.adapter_bytes = adapter_bytes
         self.ledger.warmup(request, num_blocks)
@@ -95,12 +94,13 @@ class ModelWorker(LoadedWorker[Loaded]):
         """The most tokens of one sequence."""
         return request.max_total_tokens or self.ledger.limits.max_positions
 
-    def _measure(self, request: pb.WarmupRequest, cache: Cache) -> pb.WarmupAnswer:
+    def _measure(self, request: pb.WarmupRequest, num_blocks: int) -> tuple[Cache, pb.WarmupAnswer]:
+        cache = self._loaded.cache(request.block_size, asked_blocks(request, num_blocks))
         sizes = Sizes.of(request, min(self._longest(request), cache.block_size * cache.num_blocks))
         answer = pb.WarmupAnswer(block_size=cache.block_size, num_blocks=cache.num_blocks)
         self._loaded.runner.replay(self._loaded.replays(cache, Extent(sizes.rows, sizes.length)))
         note(self._rehearsal(cache, sizes).measure(), answer)
-        return answer
+        return cache, answer
 
     def _rehearsal(self, cache: Cache, sizes: Sizes) -> Rehearsal:
         loaded = self._loaded

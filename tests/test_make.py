@@ -142,6 +142,8 @@ def test_the_gpu_is_checked_with_wheels_that_were_there_before(machine: Checkout
     assert all("-m gpu" in test for test in tests)
     assert machine.make("gpu-check", "ARGS=tests/gpu/test_model.py").returncode == 0
     assert machine.log()[-1].endswith("--durations=10 tests/gpu/test_model.py")
+    assert machine.make("gpu-check", "ARGS=-k adapters").returncode == 0
+    assert machine.log()[-1].endswith("--durations=10 tests/gpu -k adapters")
 
 
 def test_what_is_asked_of_a_gpu_is_asked_of_the_benchmark(machine: Checkout) -> None:

@@ -1,7 +1,6 @@
-"""Where adapters hang: those of about the same rank side by side, so that one product serves several.
+"""Where adapters hang: those of about the same rank side by side, so that one product may serve several.
 
-Every product of a model has, for each shelf, its matrices of all adapters that hang there in one tensor. Knows nothing
-of tensors, nor of what an adapter is.
+Knows nothing of tensors, nor of what an adapter is.
 """
 
 from collections.abc import Iterator
@@ -10,7 +9,6 @@ from typing import NamedTuple
 
 WIDTH = 16  # adapters on a shelf
 LEAST_SIZE, MOST_SIZE = 8, 1024  # no adapter may have a higher rank
-KINDS = (MOST_SIZE // LEAST_SIZE).bit_length()  # of sizes
 
 
 class Shelf(NamedTuple):
@@ -21,11 +19,7 @@ class Shelf(NamedTuple):
 class Place(NamedTuple):
     shelf: Shelf
     slot: int
-
-    @property
-    def row(self) -> int:
-        """In a table of the places of all sizes."""
-        return KINDS * (WIDTH * self.shelf.number + self.slot) + (self.shelf.size // LEAST_SIZE).bit_length() - 1
+    row: int  # in a table of all that hang, on whichever shelf
 
 
 def size_for(rank: int) -> int:
@@ -39,9 +33,10 @@ class Racks:
 
     def take(self, adapter: int, rank: int) -> Place:
         """The first that is free."""
-        taken = set(self._places.values())
-        place = next(place for place in places(size_for(rank)) if place not in taken)
-        self._places[adapter] = place
+        slots = {(place.shelf, place.slot) for place in self._places.values()}
+        rows = {place.row for place in self._places.values()}
+        slot = next(slot for slot in slots_of(size_for(rank)) if slot not in slots)
+        place = self._places[adapter] = Place(*slot, next(row for row in count() if row not in rows))
         return place
 
     def free(self, adapter: int) -> None:
@@ -52,7 +47,7 @@ class Racks:
         return self._places.get(adapter)
 
 
-def places(size: int) -> Iterator[Place]:
+def slots_of(size: int) -> Iterator[tuple[Shelf, int]]:
     for number in count():
         for slot in range(WIDTH):
-            yield Place(Shelf(size, number), slot)
+            yield Shelf(size, number), slot

@@ -231,7 +231,7 @@ def test_who_has_no_room_for_another_token_says_the_last_one_before(
 
 def test_where_many_steps_are_run_anew_some_are_waited_for(loom: Loom, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "WAITED_FOR", 2)
-    monkeypatch.setattr(ahead, "BORNE", 0.0)
+    monkeypatch.setattr(ahead, "BORNE", -1.0)
     story = Story(loom, *ROWS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Begun, "choices", lambda _: None)

@@ -1,13 +1,11 @@
 """Every row that goes by an adapter is in one tile of its adapter, and no other row is in any."""
 
-from itertools import islice
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shard.adapters.bearers import NONE, TILE, Bearers, Run
-from shard.adapters.racks import MOST_SIZE, WIDTH, Place, Racks, places
+from shard.adapters.racks import MOST_SIZE, Place, Racks
 from shard.adapters.work import ROWS, StandingWork, Work
 
 CPU = torch.device("cpu")
@@ -62,20 +60,21 @@ def test_programs_of_kernels_have_each_row_once_under_its_adapter(runs: list[Run
         return
     taken = [place for place in expected.values() if place is not None]
     assert (work.places, work.room) == ({*taken}, sum(place.shelf.size for place in taken))
-    assert told_by(work) == expected
+    assert told_by(work, bearers._racks) == expected
     assert all(0 < count <= ROWS for *_, count, _ in work.entries.tolist())
     assert int(work.number) == len(work.entries)
 
 
-def told_by(work: Work) -> dict[int, Place]:
+def told_by(work: Work, racks: Racks) -> dict[int, Place]:
     """Where what a row goes by hangs. Each has room of its own when it is narrow."""
     entries = work.entries[:int(work.number)].tolist()
+    by_row = {place.row: place for place in racks._places.values()}
     taken = [number for _, size, _, count, begin in entries for number in range(begin, begin + count * size)]
     assert len(taken) == len(set(taken))
     assert not taken or 0 <= min(taken) <= max(taken) < work.room
-    by_row = {place.row: place for size in (8, 16) for place in islice(places(size), WIDTH)}
-    found = [(row, by_row[at]) for at, size, first, count, _ in entries
-             for row in work.rows.tolist()[first:first + count] if by_row[at].shelf.size == size]
+    assert all(by_row[at].shelf.size == size for at, size, *_ in entries)
+    found = [(row, by_row[at]) for at, _, first, count, _ in entries
+             for row in work.rows.tolist()[first:first + count]]
     assert len(found) == len(dict(found))
     return dict(found)
 
@@ -87,12 +86,12 @@ def test_work_that_stands_is_that_of_the_last_step(steps: list[list[int]], ranks
     work = standing.of(40)
     for adapters in steps:
         assert bearers.write(standing, adapters)
-        found = told_by(work)
+        found = told_by(work, bearers._racks)
         assert found == {row: bearers._racks.find(adapter) for row, adapter in enumerate(adapters) if adapter in ranks}
     assert (work.room, work.places, len(work.entries)) == (40 * MOST_SIZE, None, 40)
     bearers.others.add(7)
     assert not bearers.write(standing, [1, 7])
-    assert told_by(work) == found
+    assert told_by(work, bearers._racks) == found
 
 
 @given(RUNS, st.data())

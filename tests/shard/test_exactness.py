@@ -70,6 +70,13 @@ def test_a_thorough_look_finds_what_depends_on_many_prompts(layer: Decoder, monk
     assert gate(layer, look=THOROUGH).verdict().startswith("a prompt among 6 others has other bits in hidden states")
 
 
+def test_a_thorough_look_multiplies_the_head_by_all_rows(layer: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = Decoder.logits
+    monkeypatch.setattr(Decoder, "logits", lambda self, hidden: spoiled(logits, self, hidden, 400))
+    assert gate(layer).verdict() == ""
+    assert gate(layer, look=THOROUGH).verdict().startswith("a token in a batch of 448 has other bits in logits")
+
+
 def test_a_logprob_that_depends_on_where_its_row_lies_is_found(layer: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     original = Tensor.log_softmax
     monkeypatch.setattr(

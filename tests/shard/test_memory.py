@@ -177,6 +177,17 @@ def test_a_step_for_which_there_is_no_memory_says_so(error: Exception, reason: s
         within_memory(torch.device("cpu"), fail)
 
 
+def test_so_does_one_whose_error_came_on_top_of_that() -> None:
+    """As where a CUDA graph is captured."""
+    def fail() -> None:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        finally:
+            raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    with pytest.raises(Exhausted, match="during capture"):
+        within_memory(torch.device("cpu"), fail)
+
+
 def test_a_step_that_asks_for_more_than_there_ever_is_says_so() -> None:
     with pytest.raises(Exhausted):
         within_memory(torch.device("cpu"), lambda: torch.empty(2**60))

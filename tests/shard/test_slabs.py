@@ -15,7 +15,7 @@ pytest.importorskip("triton")  # which comes for Linux only
 from shard.adapters import trial
 from shard.adapters.bearers import Bearers, Run
 from shard.adapters.racks import MOST_SIZE, Place, Racks, Shelf
-from shard.adapters.work import ROWS, StandingWork
+from shard.adapters.work import StandingWork
 from shard.layers import adapted, slabs
 from shard.layers.portions import Portion, parts_of
 from shard.layers.stacks import Stacks
@@ -125,15 +125,23 @@ def test_an_adapter_that_comes_between_the_two_launches_changes_nothing(monkeypa
     assert not torch.equal(changed[0], y[0])
 
 
-@pytest.mark.parametrize("programs", [1, 12])
-def test_programs_may_take_turns(world: World, programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [Run(1, 1), Run(0, 2), Run(3, ROWS + 3), Run(5, 1), Run(2, 2), Run(4, 1)]
+@pytest.mark.parametrize(("programs", "shared"), [(1, [1, 1, 1]), (12, [6, 4, 2]), (10**6, [6, 6, 6])])
+def test_programs_take_turns_where_entries_are_not_known(
+        world: World, programs: int, shared: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    adapters = [1, 0, 3, 5, 2, 4]
+    standing, runs = StandingWork(6, CPU), [Run(adapter, 1) for adapter in adapters]
     x, y = world.rows(runs)
-    expected = world.added(x, y, runs)
-    assert slabs.turns(7, 1) == 7
-    monkeypatch.setattr(slabs, "PROGRAMS", programs)  # of seven entries, and with two splits of three parts
-    assert [slabs.turns(7, others) for others in (1, 3, 6)] == ([1, 1, 1] if programs == 1 else [7, 4, 2])
-    assert torch.equal(world.added(x, y, runs), expected)
+    with world.bearers.rows(runs):
+        work = world.bearers.work
+    assert work is not None
+    monkeypatch.setattr(slabs, "PROGRAMS", programs)
+    assert slabs.programs(work, 1000) == 5
+    assert [slabs.programs(standing.of(6), others) for others in (1, 3, 6)] == shared
+    assert world.bearers.write(standing, adapters)
+    changed = y.clone()
+    with world.bearers.standing(standing.of(6)):
+        world.ours.add(x, changed)
+    assert torch.equal(changed, world.added(x, y, runs))
 
 
 def test_it_takes_what_it_says_and_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,10 +218,22 @@ def test_what_was_captured_before_there_were_adapters_adds_what_they_add() -> No
         assert changed == [adapter in {1, 2, 3} for adapter in adapters] + [False] * (6 - len(adapters))
 
 
-@pytest.mark.parametrize("shelf", [Shelf(2 * MOST_SIZE, 0), Shelf(8, slabs.MOST_PLACES)])
-def test_what_there_is_no_room_for_is_told(world: World, shelf: Shelf) -> None:
-    with pytest.raises(RuntimeError, match="of about one rank 1024 adapters can be there at once, and of none"):
-        world.ours.put(Place(shelf, 0), 0, torch.zeros(1, INPUTS), torch.zeros(WIDTHS[0], 1))
+@pytest.mark.parametrize("place", [Place(Shelf(2 * MOST_SIZE, 0), 0, 0), Place(Shelf(8, 0), 0, slabs.MOST_ADAPTERS)])
+def test_what_there_is_no_room_for_is_told(world: World, place: Place) -> None:
+    with pytest.raises(RuntimeError, match="1024 adapters can be on a GPU at once, and none of a rank above 1024"):
+        world.ours.put(place, 0, torch.zeros(1, INPUTS), torch.zeros(WIDTHS[0], 1))
+
+
+def test_what_could_not_be_copied_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And memory that it had is free, as soon as somebody says that the adapter is gone."""
+    racks = Racks()
+    parts = parts_of([Portion("q", (40, INPUTS), range(40), range(INPUTS))])
+    ours, place = slabs.Slabs(Bearers(CPU, racks), parts, torch.float32, CPU), racks.take(1, 8)
+    with pytest.raises(RuntimeError):
+        ours.put(place, 0, torch.randn(8, INPUTS), torch.randn(41, 8))
+    assert not any(table.any() for table in ours._tables)
+    ours.clear(place)
+    assert not ours._matrices
 
 
 def test_the_gate_looks_at_kernels_too(monkeypatch: pytest.MonkeyPatch) -> None:
