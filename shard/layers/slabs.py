@@ -45,7 +45,8 @@ class Slabs:
     def _tables(self) -> tuple[Tensor, ...]:
         """Where matrices are, by the row of their place and by part: of those that make rows narrow, and of those that
         make them wide. Experts whom no adapter changes have none."""
-        return torch.zeros(2, MOST_ADAPTERS, len(self._parts), dtype=torch.int64, device=self._device).unbind()
+        with torch.inference_mode(mode=False):  # a step may be first to ask, and whoever loads adapters writes to them
+            return torch.zeros(2, MOST_ADAPTERS, len(self._parts), dtype=torch.int64, device=self._device).unbind()
 
     def put(self, place: Place, part: int, down: Tensor, up: Tensor) -> int:
         if place.shelf.size > MOST_SIZE or place.row >= MOST_ADAPTERS:
