@@ -3,6 +3,7 @@
 Knows nothing of steps or messages. Everything that users can do wrong is a ValueError.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ class LoadedEncoder:
     dtype: torch.dtype
     inexact: str  # why answers may depend on their company, or nothing
     wardrobe: Wardrobe
+    adapter_room: Callable[[], int]  # bytes for adapters
 
 
 def load(config: ShardConfig, on_progress: OnProgress = untold) -> LoadedEncoder:
@@ -51,4 +53,5 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> LoadedEncoder
     inexact = examine(lambda: look() or wardrobe.verdict(), group, footing.memory, fingerprint(shape),
                       demanded=config.exact)
     encoding = Encoding(model, pooling, wardrobe.bearers, device)
-    return LoadedEncoder(config.model, described, encoding, group, device, footing.dtype, inexact, wardrobe)
+    return LoadedEncoder(config.model, described, encoding, group, device, footing.dtype, inexact, wardrobe,
+                         partial(footing.adapter_room, config.adapter_memory_fraction))

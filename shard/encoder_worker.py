@@ -44,7 +44,8 @@ class EncoderWorker(LoadedWorker[LoadedEncoder]):
         num_blocks = request.max_batch_size * -(-longest // request.block_size)
         sizes = Sizes(request.max_batch_size, request.max_prefill_tokens, longest)
         answer = pb.WarmupAnswer(block_size=request.block_size, num_blocks=asked_blocks(request, num_blocks),
-                                 why="an encoder keeps nothing, its cache takes no memory")
+                                 why="an encoder keeps nothing, its cache takes no memory",
+                                 adapter_bytes=self._loaded.adapter_room())
         note(self._rehearsed(self._rehearsal(sizes).measure), answer)
         self.ledger.warmup(request, num_blocks)
         self._warmup = answer

@@ -71,7 +71,7 @@ class Loaded:
     wardrobe: Wardrobe
     num_sharing: int  # shards that take their cache from the same memory
     memory_fraction: float | None
-    adapter_fraction: float
+    adapter_room: Callable[[], int]  # bytes for adapters
     cuda_graphs: bool
 
     @property
@@ -106,15 +106,6 @@ class Loaded:
         room = gpu_room(*read_gpu(self.device.index), self.memory_fraction, self.num_sharing)
         return replace(room, bytes=max(0, room.bytes - self.adapter_room()))
 
-    def adapter_room(self) -> int:
-        """Bytes for adapters."""
-        if not self.wardrobe.is_open:
-            return 0
-        if self.device.type != "cuda":
-            return adapter_room(read_host(), self.adapter_fraction, self.num_sharing)
-        whole = Available(read_gpu(self.device.index)[1], "that the GPU has")
-        return adapter_room(whole, self.adapter_fraction, self.num_sharing)
-
 
 @dataclass(frozen=True, slots=True)
 class Footing:
@@ -125,6 +116,16 @@ class Footing:
     dtype: torch.dtype
     memory: Memory
     wardrobe: Wardrobe
+    num_sharing: int  # shards that take what they need from the same memory
+
+    def adapter_room(self, fraction: float) -> int:
+        """Bytes for this shard's adapters."""
+        if not self.wardrobe.is_open:
+            return 0
+        if self.device.type != "cuda":
+            return adapter_room(read_host(), fraction, self.num_sharing)
+        whole = Available(read_gpu(self.device.index)[1], "that the GPU has")
+        return adapter_room(whole, fraction, self.num_sharing)
 
 
 def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
@@ -149,10 +150,9 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
     runner = Runner(model, attention, sampler, group, wardrobe.bearers, device=device)
     passing = partial(make_cache, model, 16, dtype=dtype, device=device, kind=PassingCache)
     embedder = Embedder(model, attention, pooling, wardrobe.bearers, make_cache=passing, device=device)
-    num_gpus = torch.cuda.device_count()
-    sharing = count_sharing(config.rank, config.world_size, num_gpus) if device.type == "cuda" else config.world_size
     return Loaded(config.model, model, attention, runner, embedder, group, device, dtype, inexact, grammars, wardrobe,
-                  sharing, config.memory_fraction, config.adapter_memory_fraction, config.cuda_graphs)
+                  footing.num_sharing, config.memory_fraction,
+                  partial(footing.adapter_room, config.adapter_memory_fraction), config.cuda_graphs)
 
 
 def prepare(config: ShardConfig, described: ModelConfig) -> Footing:
@@ -164,8 +164,9 @@ def prepare(config: ShardConfig, described: ModelConfig) -> Footing:
                  choose_backend(config.dist_backend, device.type, config.world_size, num_gpus), config.meeting_point)
     memory: Memory = Kept(Path(config.memory)) if config.memory else Forgotten()
     dtype = chosen_dtype(config, described.dtype, device, group, memory)
-    check_room(num_bytes(folder, described, config.quantize, dtype), device, group, num_gpus)
-    return Footing(device, group, dtype, memory, Wardrobe(dtype, device, adaptable=config.adaptable))
+    num_sharing = count_sharing(group.rank, group.size, num_gpus) if device.type == "cuda" else group.size
+    check_room(num_bytes(folder, described, config.quantize, dtype), device, group, num_sharing)
+    return Footing(device, group, dtype, memory, Wardrobe(dtype, device, adaptable=config.adaptable), num_sharing)
 
 
 def compute_on(device: torch.device, config: ShardConfig) -> None:
@@ -187,14 +188,13 @@ def num_bytes(folder: Path, described: ModelConfig, quantize: str, dtype: torch.
     return stored * dtype.itemsize // described.dtype.itemsize
 
 
-def check_room(needed: int, device: torch.device, group: Group, num_gpus: int) -> None:
+def check_room(needed: int, device: torch.device, group: Group, num_sharing: int) -> None:
     """For weights of so many bytes on all ranks. What is available is asked before any rank has begun to read."""
     if device.type == "cuda":
-        num_sharing = count_sharing(group.rank, group.size, num_gpus)
         available = Available(read_gpu(device.index)[0], "that the GPU has left")
         needed = needed * num_sharing // group.size
     else:
-        num_sharing, available = group.size, read_host()
+        available = read_host()
     least = group.minimum(available.bytes)
     check_weights(needed, replace(available, bytes=least), num_sharing)
 

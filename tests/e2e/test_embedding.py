@@ -9,7 +9,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 import torch
+from adapters import unwarned
 from launched import Weft, serving
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModel, AutoModelForTokenClassification, AutoTokenizer, pipeline
 from word_pieces import LINES, encoder
 
@@ -59,6 +61,25 @@ def test_embeddings_are_those_of_transformers(tmp_path: Path) -> None:
         status, error = asked(weft, "/embed", {"inputs": "Ada " * 200})
         assert status == 422
         assert "at most 160 tokens (what the model holds)" in error["error"]
+
+
+def test_embeddings_by_an_adapter_are_those_of_peft(tmp_path: Path) -> None:
+    folder = encoder(tmp_path, labels=False)
+    with unwarned():
+        model = get_peft_model(AutoModel.from_pretrained(folder, add_pooling_layer=False),
+                               LoraConfig(target_modules=["query", "value"], init_lora_weights=False)).eval()
+        model.save_pretrained(tmp_path / "adapters" / "looms")
+    tokens = AutoTokenizer.from_pretrained(folder)(TEXTS[0], return_tensors="pt")
+    with torch.no_grad():
+        right = model(**tokens).last_hidden_state[0].mean(0).tolist()
+    with serving(tmp_path, str(folder), *ALONE, "--adapter-root", str(tmp_path / "adapters")) as weft:
+        by_it = {"inputs": TEXTS[0], "parameters": {"adapter_id": "looms", "adapter_source": "local"}}
+        status, answer = asked(weft, "/embed", by_it)
+        assert status == 200, answer
+        assert answer["embeddings"] == pytest.approx(right, abs=1e-4)
+        plain = asked(weft, "/embed", {"inputs": TEXTS[0]})[1]["embeddings"]
+        assert plain == pytest.approx(mean_state(folder, TEXTS[0]), abs=1e-5)
+        assert plain != answer["embeddings"]
 
 
 @pytest.mark.parametrize("seed", [1, 5])  # of models that name many things, and long ones

@@ -69,7 +69,7 @@ def test_limits_beyond_the_model_are_refused(folder: Path) -> None:
 def test_an_adapter_is_pefts_for_whom_it_is_named(folder: Path, tmp_path: Path) -> None:
     model, tokens = adapted(folder, tmp_path / "adapter", add_pooling_layer=False), TEXTS[2].tokens
     worker = made(folder, adaptable=True)
-    worker.warmup(LIMITS)
+    assert worker.warmup(LIMITS).adapter_bytes > 0
     load(worker, tmp_path / "adapter")
     plain, changed = vectors_of(worker.embed(embed(tokens, tokens, adapters=[0, 5])))
     with torch.inference_mode():

@@ -53,9 +53,9 @@ def test_the_rank_that_has_least_decides_for_all(monkeypatch: pytest.MonkeyPatch
             return number // 2
 
     monkeypatch.setattr(loading, "read_host", lambda: Available(1000, "that the system has available"))
-    loading.check_room(1000, CPU, Alone(), 0)
+    loading.check_room(1000, CPU, Alone(), 1)
     with pytest.raises(ValueError, match="there is no room for the weights"):
-        loading.check_room(1000, CPU, Poorer(), 0)
+        loading.check_room(1000, CPU, Poorer(), 1)
 
 
 def test_on_gpus_a_rank_needs_its_part_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +63,6 @@ def test_on_gpus_a_rank_needs_its_part_only(monkeypatch: pytest.MonkeyPatch) -> 
         rank, size = 0, 2
 
     monkeypatch.setattr(loading, "read_gpu", lambda _: (1000, 2000))
-    loading.check_room(2000, torch.device("cuda", 0), Two(), 2)
+    loading.check_room(2000, torch.device("cuda", 0), Two(), 1)
     with pytest.raises(ValueError, match=r"of 2 shards .* that the GPU has left"):
-        loading.check_room(2000, torch.device("cuda", 0), Two(), 1)
+        loading.check_room(2000, torch.device("cuda", 0), Two(), 2)
