@@ -67,8 +67,8 @@ class Clients:
         account = Account(request.id, request.tenant.name, len(request.prompt),
                           story.began if came is None else came, story, traceparent=traceparent,
                           adapter=None if request.adapter is None else request.adapter_name)
-        self.accounts.open(account)
         self._deliveries[number] = Delivery(request, stream, self._tokenizer, account)
+        self.accounts.open(account)
         self._nobody.clear()
         self._tally.requests.entered(request)
         return stream
@@ -121,10 +121,19 @@ class Clients:
                 self.fail(event.sequence, TimedOut(event.reason))
             elif isinstance(event, Failed):
                 self._failed(event)
-            elif isinstance(event, Finished) and (delivery := self._deliveries.get(event.sequence)) is not None:
-                delivery.finish(event.reason)
-                self._close(event.sequence)
-                self._tally.requests.finished(delivery.account)
+            elif isinstance(event, Finished):
+                self._finished(event)
+
+    def _finished(self, event: Finished) -> None:
+        if (delivery := self._deliveries.get(event.sequence)) is None:
+            return
+        try:
+            delivery.finish(event.reason)
+        except Exception:  # as with the text of a row
+            self._unreadable(event.sequence)
+            return
+        self._close(event.sequence)
+        self._tally.requests.finished(delivery.account)
 
     def _failed(self, event: Failed) -> None:
         if (delivery := self._deliveries.get(event.sequence)) is not None:

@@ -152,6 +152,9 @@ class RouterConfig:
         if self.max_batch_total_tokens and (self.max_total_tokens or 0) > self.max_batch_total_tokens:
             raise ValueError(f"--max-total-tokens ({self.max_total_tokens}) must be at most --max-batch-total-tokens "
                              f"({self.max_batch_total_tokens}): the cache has to hold a whole request")
+        if self.max_batch_total_tokens and self.max_batch_total_tokens < self.block_size:
+            raise ValueError(f"--max-batch-total-tokens must be at least one block ({self.block_size}, --block-size), "
+                             f"got {self.max_batch_total_tokens}")
         for origin in self.cors_allow_origin:
             if not ORIGIN.fullmatch(origin):
                 raise ValueError("--cors-allow-origin must be * or an origin without a path, such as "

@@ -94,6 +94,7 @@ class Engine:
         """Whoever is still served fails; nothing is left behind."""
         self._loop.cancel()
         await asyncio.gather(self._loop, return_exceptions=True)
+        self._tell()  # who is finished is, whatever moment this is
         self._alarm.cancel()
         self._under_way.forget()
         await self.supply.resources.close()
@@ -110,7 +111,11 @@ class Engine:
         if isinstance(first, Refused):
             raise Overloaded(first.reason, first.retry_after)
         assert isinstance(first, Entered)
-        stream = self._clients.open(request, first.sequence, came, traceparent)
+        try:
+            stream = self._clients.open(request, first.sequence, came, traceparent)
+        except Exception:
+            self._core.cancel(first.sequence, now())  # nobody would hear it
+            raise
         self._clients.tell(events[1:])
         self._alarm.set(self._core.wake_at)
         self._wake.set()
@@ -212,9 +217,9 @@ class Engine:
         return self._core.complete(done.plan.order, answer, stopped, read)
 
     def _decode(self, message: Any, plan: Plan) -> Answer:
-        if isinstance(message, pb.Acknowledgement):
-            return Answer(plan.epoch, 0.0, {}, {})
         try:
+            if isinstance(message, pb.Acknowledgement):
+                return wire.acknowledged(message, plan)
             if isinstance(message, pb.EmbedAnswer):
                 return told.decode(message, plan, self.facts)
             return wire.decode(message, plan, self.facts)

@@ -25,6 +25,8 @@ class Trouble(NamedTuple):
 
 GONE = grpc.StatusCode.UNAVAILABLE
 BROKEN = Trouble(GONE, "the shard hung up")
+EMPTY = Trouble(grpc.StatusCode.FAILED_PRECONDITION, "an outcome that says nothing")
+UNASKED = Trouble(grpc.StatusCode.FAILED_PRECONDITION, "an outcome that nobody waits for")
 Outcome = Any  # the verb's answer, or Trouble
 
 
@@ -66,6 +68,9 @@ class Line:
         why = BROKEN
         try:
             while (outcome := await self._call.read()) is not grpc.aio.EOF:
+                if not self._awaited:
+                    why = UNASKED  # from here on nobody knows which outcome is whose
+                    break
                 settle(self._awaited.popleft(), opened(outcome))
         except grpc.aio.AioRpcError as error:
             # Whatever gRPC calls it: what goes wrong with a message is told as its outcome, and the line goes on.
@@ -82,7 +87,7 @@ def opened(outcome: pb.StepOutcome) -> Outcome:
     kind = outcome.WhichOneof("outcome")
     if kind == "trouble":
         return Trouble(STATUS.get(outcome.trouble.code, grpc.StatusCode.UNKNOWN), outcome.trouble.reason)
-    return getattr(outcome, kind) if kind in {"step", "embed"} else outcome.acknowledgement
+    return EMPTY if kind is None else getattr(outcome, kind)
 
 
 def settle(future: "asyncio.Future[Outcome]", outcome: Outcome) -> None:

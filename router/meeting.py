@@ -14,6 +14,7 @@ from router.shards import Shards, ShardsLost
 from router.trials import Loss
 
 CALL_TIMEOUT = 10.0  # for calls that take no step
+WARMUP_TIMEOUT = 3600.0  # a large model without a GPU takes many minutes; who takes longer hangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ async def meet(shards: Shards, config: RouterConfig, last_epoch: int) -> Meeting
     infos = await shards.info(CALL_TIMEOUT)
     if not all(info.HasField("warmup") for info in infos):
         most = config.max_total_tokens or min(info.max_positions for info in infos)
-        await shards.warmup(wire.warmup_request(config, most))
+        await shards.warmup(wire.warmup_request(config, most), WARMUP_TIMEOUT)
         infos = await shards.info(CALL_TIMEOUT)
     epoch = max(last_epoch, *(info.epoch for info in infos)) + 1
     await shards.reset(epoch, CALL_TIMEOUT)

@@ -71,7 +71,7 @@ class Policy:
 
 
 def without_effect(config: RouterConfig, policy: Policy) -> list[str]:
-    """Why a setting changes nothing, for each that was given and does not."""
+    """Why a setting changes nothing, for each that has another value than by default and does not."""
     defaults = RouterConfig()
     idle = [(PAUSE_ONLY, policy.mixed, "with mixed steps, only with --prefill-policy pause"),
             (STATIC_ONLY, not policy.static, "but with --batching static"),

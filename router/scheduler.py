@@ -80,6 +80,9 @@ class Scheduler:
     def num_unfinished(self) -> int:
         return len(self.sequences)
 
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
     # -- requests
 
     def submit(self, request: Request, now: float) -> list[Event]:
@@ -273,8 +276,10 @@ class Scheduler:
     def next_newcomer(self, wish: Wish = Wish.TEXT) -> Sequence | None:
         return self._turns.next(self._now, wish)
 
-    def num_waiting(self) -> int:
-        return len(self._queue)
+    def num_startable(self) -> int:
+        """Who would join the batch, and waits for nothing but room in it."""
+        return sum(not sequence.held and sequence.request.wish is Wish.TEXT
+                   for tenant in self._queue.tenants for sequence in self._queue.of(tenant))
 
     def take(self, newcomer: Sequence) -> None:
         """It starts."""
@@ -331,6 +336,7 @@ class Scheduler:
         if sequence.request.wish is not Wish.TEXT:
             if length > most:
                 return f"{length} tokens do not fit a step of {most} (--max-batch-prefill-tokens)"
-        elif self.running.whole(sequence) > blocks.count:
-            return f"{length} tokens do not fit the cache of {blocks.count * blocks.size}"
+        elif (needed := self.running.whole(sequence)) > blocks.count:
+            return (f"{length} tokens need {needed} blocks of the cache, which has {blocks.count} "
+                    "(--max-batch-total-tokens)")
         return next(filter(None, map(self._residents.misfit, sequence.request.needs)), "")

@@ -91,7 +91,7 @@ class Rank:
             return self._line.send(message, timeout)
         return asyncio.ensure_future(self.call(method, message, timeout))
 
-    async def call(self, method: str, message: bytes, timeout: float | None) -> Outcome:
+    async def call(self, method: str, message: bytes, timeout: float) -> Outcome:
         try:
             return await self._calls[method](message, timeout=timeout)
         except grpc.aio.AioRpcError as error:
@@ -193,8 +193,8 @@ class Shards:
     async def info(self, timeout: float) -> list[pb.InfoAnswer]:
         return await self._everywhere(pb.InfoRequest(), timeout)
 
-    async def warmup(self, request: pb.WarmupRequest) -> None:
-        await self._everywhere(request, None)
+    async def warmup(self, request: pb.WarmupRequest, timeout: float) -> None:
+        await self._everywhere(request, timeout)
 
     async def reset(self, epoch: int, timeout: float) -> None:
         await self._everywhere(pb.ResetRequest(epoch=epoch), timeout)
@@ -229,14 +229,14 @@ class Shards:
         on_wire = pb.StepMessage(**{method.lower(): message}) if self._stream else message
         return method, on_wire.SerializeToString()
 
-    async def _everywhere(self, message: Message, timeout: float | None) -> list[Any]:
+    async def _everywhere(self, message: Message, timeout: float) -> list[Any]:
         results = await self._of_all(message, timeout)
         lost = worst([message], results, self.world_size)
         if lost is not None:
             raise lost
         return results
 
-    async def _of_all(self, message: Message, timeout: float | None) -> list[Outcome]:
+    async def _of_all(self, message: Message, timeout: float) -> list[Outcome]:
         method, data = METHODS[type(message)], message.SerializeToString()
         return await asyncio.gather(*(rank.call(method, data, timeout) for rank in self._ranks))
 
@@ -273,9 +273,18 @@ async def is_mute(address: str) -> bool:
 
 def worst(messages: list[Any], results: list[Outcome], world_size: int) -> ShardsLost | None:
     """The trouble that says most among the results of all messages, rank by rank."""
-    lost = [loss_of(result, message, world_size) for result, message in zip(results, cycle(messages), strict=False)
-            if isinstance(result, Trouble)]
+    lost = [loss for result, message in zip(results, cycle(messages), strict=False)
+            if (loss := lost_by(result, message, world_size)) is not None]
     return max(lost, key=lambda each: (SEVERITY.index(each.loss), each.broken), default=None)
+
+
+def lost_by(result: Outcome, message: Any, world_size: int) -> ShardsLost | None:
+    """On a line any outcome may come to any message."""
+    if isinstance(result, Trouble):
+        return loss_of(result, message, world_size)
+    if not isinstance(result, ANSWERS[METHODS[type(message)]]):
+        return ShardsLost(Loss.DEFECT, f"{type(result).__name__} came as an answer to {type(message).__name__}")
+    return None
 
 
 def loss_of(trouble: Trouble, message: Any, world_size: int) -> ShardsLost:

@@ -9,13 +9,14 @@ from math import isfinite
 
 from router.messages import Answer, Embed, Labelling, ModelFacts, Plan, Told
 from router.request import Wish
-from router.wire import Defect, check_place, cut, failures
+from router.wire import Defect, check_place, check_time, cut, failures
 from shard.pb import shard_pb2 as pb
 
 
 def decode(answer: pb.EmbedAnswer, plan: Plan, model: ModelFacts) -> Answer:
     """The answer of rank 0 to a plan whose step is an Embed."""
     check_place(answer, plan)
+    check_time(answer)
     step = plan.messages[-1]
     assert isinstance(step, Embed)
     places = failures(answer)

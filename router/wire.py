@@ -196,6 +196,7 @@ def loaded(info: pb.InfoAnswer) -> frozenset[Resource]:
 def decode(answer: pb.StepAnswer, plan: Plan, model: ModelFacts) -> Answer:
     """The answer of rank 0 to the last message of a plan."""
     check_place(answer, plan)
+    check_time(answer)
     rows = _rows(answer, model)
     failed = failures(answer)
     if not set(plan.expects) <= rows.keys() | failed.keys() or not rows.keys() <= set(plan.expects) - failed.keys():
@@ -233,9 +234,18 @@ def _top(answer: pb.StepAnswer, num_tokens: int, model: ModelFacts) -> list[list
     return list(cut(pairs, counts))
 
 
-def check_place(answer: pb.StepAnswer | pb.EmbedAnswer, plan: Plan) -> None:
+def acknowledged(answer: pb.Acknowledgement, plan: Plan) -> Answer:
+    """A plan without a step."""
+    check_place(answer, plan)
+    return Answer(plan.epoch, 0.0, {}, {})
+
+
+def check_place(answer: pb.StepAnswer | pb.EmbedAnswer | pb.Acknowledgement, plan: Plan) -> None:
     if (answer.epoch, answer.order) != (plan.epoch, plan.order):
         raise Defect(f"answer {answer.epoch}/{answer.order} to message {plan.epoch}/{plan.order}")
+
+
+def check_time(answer: pb.StepAnswer | pb.EmbedAnswer) -> None:
     if not 0.0 <= answer.forward_seconds < 1e6:
         raise Defect(f"a step that took {answer.forward_seconds} seconds")
 

@@ -123,6 +123,14 @@ class Weft:
             await asyncio.wait([pending.answer for pending in self.engine._under_way])
             await asyncio.sleep(0)
 
+    def check_base(self) -> None:
+        """At the end of every story: when nobody is served and no step is under way, nobody holds a block."""
+        core = self.core
+        if not (self.engine.num_unfinished or self.engine._under_way or self.engine._loop.done()):
+            assert not len(core.sequences)
+            assert not len(core.running)
+            assert core.running.blocks.num_free == core.running.blocks.count
+
     def _check_zero(self) -> None:
         core = self.core
         assert not len(core.sequences)
@@ -229,6 +237,7 @@ async def weft(folder: Path, *, http: bool = False, ranks: int = 1, gated: bool 
         raise
     try:
         yield made
+        made.check_base()
     finally:
         await made.stop()
 

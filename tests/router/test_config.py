@@ -31,6 +31,11 @@ def test_the_cache_must_hold_a_whole_request():
         RouterConfig(max_total_tokens=99, max_batch_total_tokens=98)
 
 
+def test_the_cache_must_hold_a_block():
+    with pytest.raises(ValueError, match=r"--max-batch-total-tokens must be at least one block \(32"):
+        RouterConfig(max_batch_total_tokens=16, block_size=32)
+
+
 @pytest.mark.parametrize("origin", [
     "*", "null", "https://a.example.org", "http://localhost:3000", "http://[::1]:80", "chrome-extension://abcdef"])
 def test_an_origin_is_what_browsers_call_one(origin):

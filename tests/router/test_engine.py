@@ -81,6 +81,26 @@ def test_stopping_fails_whoever_is_still_served(tmp_path):
     play(story, tmp_path, gated=True, max_batch_size=2)
 
 
+def test_who_is_finished_when_the_engine_stops_is_told_that(tmp_path, monkeypatch):
+    """The answer was taken, and its tokens were not delivered yet."""
+    async def story(weft):
+        hearing = asyncio.create_task(Heard.all_of(weft.submit("a loom", 1)))
+        complete, done = weft.core.complete, asyncio.Event()
+
+        def watched(*args):
+            done.set()
+            return complete(*args)
+
+        monkeypatch.setattr(weft.core, "complete", watched)
+        await weft.gate.arrival()
+        weft.gate.let(1)
+        await done.wait()
+        assert not hearing.done()
+        await weft.engine.stop()
+        (await hearing).check(weft.model)
+    play(story, tmp_path, gated=True)
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_stopping_while_shards_hang_leaves_nothing_behind(tmp_path, ranks):
     async def story(weft):
@@ -397,6 +417,36 @@ def test_a_mistake_in_the_text_of_one_request_fails_that_request_alone(tmp_path,
     play(story, tmp_path)
 
 
+def test_so_does_a_mistake_in_its_last_words(tmp_path, monkeypatch):
+    finish = Delivery.finish
+
+    def clumsy(delivery, reason):
+        if delivery.request.prompt == tuple(b"clumsy"):
+            raise ZeroDivisionError
+        finish(delivery, reason)
+
+    monkeypatch.setattr(Delivery, "finish", clumsy)
+
+    async def story(weft):
+        guilty, *others = await weft.hear(ask("clumsy", 5), *(ask(f"{number}", 20) for number in range(3)))
+        assert isinstance(guilty.error, GenerationFailed)
+        for heard in others:
+            heard.check(weft.model)
+        await weft.check_idle()
+    play(story, tmp_path)
+
+
+def test_whose_text_cannot_even_begin_is_not_served_for_nobody(tmp_path, monkeypatch):
+    async def story(weft):
+        with monkeypatch.context() as patch:
+            patch.setattr(weft.tokenizer, "detokenizer", lambda _: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                weft.submit("clumsy", 50)
+        assert not len(weft.core.sequences)
+        await weft.check_idle()
+    play(story, tmp_path)
+
+
 # -- what is told of a request
 
 
@@ -536,6 +586,16 @@ def test_shards_that_hang_when_the_router_starts_are_replaced(tmp_path, monkeypa
         assert [why.partition(":")[0] for why in weft.broken] == ["deadline_exceeded"]
         await weft.hear_right(ask())
     play(story, tmp_path, faults="hang@reset:1")
+
+
+@pytest.mark.slow
+def test_so_are_those_that_never_become_warm(tmp_path, monkeypatch):
+    monkeypatch.setattr("router.meeting.WARMUP_TIMEOUT", 0.3)
+
+    async def story(weft):
+        assert [why.partition(":")[0] for why in weft.broken] == ["deadline_exceeded"]
+        await weft.hear_right(ask())
+    play(story, tmp_path, faults="hang@warmup:1")
 
 
 def test_a_step_that_does_not_end_ails_the_server_until_it_does(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import uvloop
 
-from router.line import BROKEN, GONE, Line, Trouble
+from router.line import BROKEN, EMPTY, GONE, UNASKED, Line, Trouble
 from shard.pb import shard_pb2 as pb
 
 MESSAGE = pb.StepMessage(decode=pb.DecodeRequest(batch=1)).SerializeToString()
@@ -13,7 +13,7 @@ STEP = pb.StepAnswer(order=1)
 
 
 class Rank(grpc.GenericRpcHandler):
-    """Answers a message with the next of the outcomes that it is given, and hangs up at None."""
+    """Answers a message with the next of the outcomes that it is given, or several, and hangs up at None."""
 
     def __init__(self):
         self.outcomes = asyncio.Queue()
@@ -31,7 +31,8 @@ class Rank(grpc.GenericRpcHandler):
                 return
             if isinstance(outcome, grpc.StatusCode):
                 await context.abort(outcome, "told so")
-            await context.write(outcome)
+            for one in outcome if isinstance(outcome, list) else [outcome]:
+                await context.write(one)
 
 
 def play(story, folder):
@@ -75,6 +76,24 @@ def test_a_status_that_does_not_exist_is_unknown(tmp_path):
     async def story(line, rank):
         rank.outcomes.put_nowait(pb.StepOutcome(trouble=pb.Trouble(code=4711)))
         assert (await line.send(MESSAGE, 5.0)).code is grpc.StatusCode.UNKNOWN
+    play(story, tmp_path)
+
+
+def test_an_outcome_that_says_nothing_is_a_defect(tmp_path):
+    async def story(line, rank):
+        rank.outcomes.put_nowait(pb.StepOutcome())
+        assert await line.send(MESSAGE, 5.0) == EMPTY
+        rank.outcomes.put_nowait(pb.StepOutcome(step=STEP))
+        assert await line.send(MESSAGE, 5.0) == STEP
+    play(story, tmp_path)
+
+
+def test_behind_an_outcome_that_nobody_waits_for_nobody_is_believed(tmp_path):
+    async def story(line, rank):
+        rank.outcomes.put_nowait([pb.StepOutcome(step=STEP)] * 2)
+        assert await line.send(MESSAGE, 5.0) == STEP
+        await asyncio.wait([line._tasks[1]])  # which reads
+        assert await line.send(MESSAGE, 5.0) == UNASKED
     play(story, tmp_path)
 
 

@@ -32,7 +32,7 @@ class Ranks:
     async def info(self, timeout: float) -> list[pb.InfoAnswer]:
         return self.infos.pop(0) if len(self.infos) > 1 else self.infos[0]
 
-    async def warmup(self, request: pb.WarmupRequest) -> None:
+    async def warmup(self, request: pb.WarmupRequest, timeout: float) -> None:
         self.calls.append(("warmup", request.max_total_tokens))
 
     async def reset(self, epoch: int, timeout: float) -> None:

@@ -118,7 +118,7 @@ def test_what_can_never_fit_the_cache_fails_at_once():
     core = scheduler()
     entered, failed = core.submit(Request("x", (1,) * 1000, 100), 0.0)
     assert isinstance(entered, Entered)
-    assert "1100 tokens do not fit the cache of 1024" in failed.reason
+    assert failed.reason == "1100 tokens need 69 blocks of the cache, which has 64 (--max-batch-total-tokens)"
     assert core.num_unfinished == 0
 
 
@@ -256,6 +256,23 @@ def test_under_pause_only_a_prompt_longer_than_the_budget_is_cut():
     plan, _ = step(core)
     assert [chunk.sequence for chunk in plan.messages[0].chunks] == [first]
     assert second not in plan.members
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_under_pause_only_those_count_as_waiting_who_could_join(held):
+    """Else a few who wait for something else would make the running pause for each newcomer."""
+    core = scheduler(mixed=False, look_ahead=1, waiting_served_ratio=1.0, max_batch_size=3)
+    for _ in range(2):
+        submit(core, output=50)
+    for _ in range(3):
+        step(core)
+    for _ in range(4):
+        number = submit(core, adapter=None if held else Resource("adapter", 3))
+        if held:
+            core.hold(number, 0.0)
+    submit(core)
+    assert core.num_startable() == 1
+    assert isinstance(step(core)[0].messages[-1], Decode)
 
 
 # -- waiting for something else

@@ -18,6 +18,7 @@ from shard.pb import shard_pb2 as pb
 from shard.server import OPTIONS
 
 Code = grpc.StatusCode
+OUTCOMES = {pb.StepAnswer: "step", pb.Acknowledgement: "acknowledgement", pb.EmbedAnswer: "embed"}
 ANSWER = pb.StepAnswer(epoch=1, order=1, sequences=[7], tokens=[8], logprobs=[-1.0])
 
 
@@ -73,7 +74,7 @@ class ScriptedRank(grpc.GenericRpcHandler):
         answer = await self._outcome(verb.capitalize(), getattr(message, verb).SerializeToString())
         if isinstance(answer, Code):
             return pb.StepOutcome(trouble=pb.Trouble(code=answer.value[0], reason="told so"))
-        return pb.StepOutcome(**{"step" if isinstance(answer, pb.StepAnswer) else "acknowledgement": answer})
+        return pb.StepOutcome(**{OUTCOMES[type(answer)]: answer})
 
     async def _outcome(self, method, message):
         self.arrived.append((method, message))
@@ -191,6 +192,16 @@ def test_what_goes_wrong_says_what_kind_of_loss_it_is(tmp_path, transport, code,
             await shards.send([pb.DecodeRequest()], 5.0)
         assert (lost.value.loss, lost.value.broken) == (loss, False)
     play(story, tmp_path, transport=transport)
+
+
+@pytest.mark.parametrize("wrong", [pb.Acknowledgement(), pb.EmbedAnswer()])
+def test_an_answer_of_another_kind_is_a_defect_whichever_rank_gives_it(tmp_path, wrong):
+    async def story(shards, _, second):
+        second.answers["Decode"] = wrong
+        with pytest.raises(ShardsLost, match=f"{type(wrong).__name__} came as an answer to DecodeRequest") as lost:
+            await shards.send([pb.FilterRequest(), pb.DecodeRequest()], 5.0)
+        assert (lost.value.loss, lost.value.broken) == (Loss.DEFECT, False)
+    play(story, tmp_path, ranks=2)
 
 
 @pytest.mark.parametrize("code", [Code.INTERNAL, Code.RESOURCE_EXHAUSTED])
@@ -329,7 +340,7 @@ def test_a_successor_is_watched_too(tmp_path):
 
 @pytest.mark.parametrize("name", ["info", "warmup", "reset", "load", "unload"])
 def test_what_takes_no_step_goes_to_all_ranks_too(tmp_path, name):
-    arguments = {"info": [5.0], "warmup": [pb.WarmupRequest()], "reset": [2, 5.0], "load": [pb.LoadRequest()],
+    arguments = {"info": [5.0], "warmup": [pb.WarmupRequest(), 5.0], "reset": [2, 5.0], "load": [pb.LoadRequest()],
                  "unload": [pb.UnloadRequest()]}
 
     async def story(shards, *ranks):

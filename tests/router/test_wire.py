@@ -169,6 +169,14 @@ def test_an_answer_that_makes_no_sense_is_a_defect(wrong):
         read(answer(**wrong))
 
 
+def test_an_acknowledgement_is_of_the_last_message():
+    one = plan(Filter(1, ()), expects=(), members=())
+    assert wire.acknowledged(pb.Acknowledgement(epoch=one.epoch, order=one.order), one).rows == {}
+    for wrong in ({"epoch": one.epoch + 1, "order": one.order}, {"epoch": one.epoch, "order": one.order + 1}):
+        with pytest.raises(wire.Defect):
+            wire.acknowledged(pb.Acknowledgement(**wrong), one)
+
+
 def test_the_smallest_cache_of_the_ranks_counts():
     def info(rank, num_blocks):
         return pb.InfoAnswer(rank=rank, warmup=pb.WarmupAnswer(block_size=16, num_blocks=num_blocks))
