@@ -18,14 +18,17 @@ LONG = 5000
 ADAPTER = Resource("adapter", 1)
 ADAPTERS = [ADAPTER, Resource("adapter", 2, takes=10), Resource("adapter", 3, takes=10)]
 POISON = 255
-FAULT_POINTS = (set(KINDS) - {"wrong"}) | {f"wrong:{wrong}" for wrong in WRONGS} | {"poison"}
+POINTS = [(kind, verb) for kind, (verbs, _) in KINDS.items() for verb in verbs]
+RARE = [(kind, verb) for kind, verb in POINTS if verb in {"concat", "unload"}]  # calls that few schedules have
+FAULT_POINTS = {*(f"{kind}@{verb}" for kind, verb in POINTS), *(f"wrong:{wrong}" for wrong in WRONGS),
+                f"poison:{POISON}"}
+FEW = {"warmup": 1, "reset": 3, "filter": 8, "concat": 1, "load": 2, "unload": 1, "embed": 6}  # calls of a shard
 
 
 def random_fault(rng):
-    kind = rng.choice(sorted(KINDS))
-    verbs = [verb for verb in KINDS[kind][0] if verb in {"prefill", "decode", "filter", "concat", "embed"}]
+    kind, verb = rng.choice(POINTS + RARE)
     argument = {"wrong": rng.choice(WRONGS), "late": "0.3", "slow": "1", "fail_sequence": "2"}.get(kind, "")
-    text = f"{kind}@{rng.choice(verbs)}:{rng.randint(1, 25)}"
+    text = f"{kind}@{verb}:{rng.randint(1, FEW.get(verb, 25))}"
     return f"{text}:{argument}" if argument else text
 
 
@@ -39,7 +42,7 @@ def random_world(seed, **more):
         adapter_cycle_time_s=rng.choice([0.0, 0.2]), batching=rng.choice([*["continuous"] * 4, "static", "none"]),
         static_window_ms=rng.choice([0.0, 200.0]), static_equal_lengths=rng.random() < 0.3,
         recompute=rng.random() < 0.2)
-    faults = [random_fault(rng) for _ in range(rng.choice([0, 1, 3, 6]))] + [f"poison@{POISON}"]
+    faults = [random_fault(rng) for _ in range(rng.choice([0, 1, 5, 10]))] + [f"poison@{POISON}"]
     share = rng.choice([0.0, 0.0, 0.3, 0.7, 1.0])  # of those that want no text
     model = SimulatedConfig(
         generation=share < 1.0, num_labels=5,
@@ -114,7 +117,7 @@ def test_every_fault_point_fires_in_some_schedule():
         if FIRED >= FAULT_POINTS:
             break
         FIRED.update(run(seed).fired)
-    assert FIRED == FAULT_POINTS
+    assert FAULT_POINTS <= FIRED, FAULT_POINTS - FIRED
 
 
 @pytest.mark.long

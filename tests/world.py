@@ -12,6 +12,8 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
+from waiting import Waits
+
 from router import told, wire
 from router.config import RouterConfig
 from router.events import Entered, Expired, Failed, Finished, Produced, Refused
@@ -33,6 +35,7 @@ from shard.tale import Tale, labels_of, vector_of
 from shard.texts import Text
 
 HANG_TIMEOUT = 5.0
+KINDS = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}
 METHODS = {pb.PrefillRequest: "prefill", pb.DecodeRequest: "decode", pb.FilterRequest: "filter",
            pb.ConcatRequest: "concat", pb.EmbedRequest: "embed"}
 
@@ -109,6 +112,7 @@ class World:
         self.resources: dict[Resource, bool] = {}
         self.move_seconds: float | None = None  # how long the shards load and unload what the core wants; None: never
         self.load_fails: Callable[[Resource], bool] = lambda _: False
+        self._here: dict[Resource, None] = {}  # on the shards, as the core knows it
         self.inputs: list[tuple[str, tuple[Any, ...]]] = []
         self.outputs: list[Any] = []
         self.sent: list[tuple[float, Plan]] = []  # with the time at which the shards were told
@@ -121,6 +125,7 @@ class World:
         self.facts = wire.facts([self.worker.info()])
         self.policy = Policy.of(config, self.facts)
         self.core = core(self.policy, self.facts)
+        self._waits = Waits()
         self._waiting_answers: list[tuple[Plan, Any]] = []
         self._alarm: float | None = None  # when time alone will change something
         self._busy_until = 0.0
@@ -203,9 +208,19 @@ class World:
             self._load(resource)
 
     def _load(self, resource: Resource) -> None:
-        kind = {"adapter": pb.KIND_ADAPTER, "grammar": pb.KIND_GRAMMAR}[resource.kind]
-        self.worker.load(pb.LoadRequest(epoch=self.epoch, kind=kind, id=resource.id))
-        self._call("available", resource, self.now)
+        kind = KINDS[resource.kind]
+        try:
+            self.worker.load(pb.LoadRequest(epoch=self.epoch, kind=kind, id=resource.id))
+        except Died:
+            self._lose(Loss.DEATH)
+        except (Hung, StepError, ShardRefused) as trouble:
+            if resource in self.resources:
+                self.resources[resource] = False
+            self._here.pop(resource, None)
+            self._hear(self._call("unavailable", resource, f"it was not loaded: {trouble}", self.now), None)
+        else:
+            self._here[resource] = None
+            self._call("available", resource, self.now)
 
     # -- the engine's part
 
@@ -235,15 +250,27 @@ class World:
         if epoch != self.epoch or not self.core_is_ready:
             return
         if isinstance(move, Remove):
-            self.worker.unload(pb.UnloadRequest(epoch=self.epoch, kind=pb.KIND_ADAPTER, id=resource.id))
-            self._call("removed", resource, self.now)
+            self._unload(resource)
         elif self.load_fails(resource):
             self._hear(self._call("unavailable", resource, "it cannot be loaded", self.now), None)
         else:
             self._load(resource)
 
+    def _unload(self, resource: Resource) -> None:
+        """Whoever does not do it has nothing that anybody will use."""
+        del self._here[resource]
+        try:
+            self.worker.unload(pb.UnloadRequest(epoch=self.epoch, kind=pb.KIND_ADAPTER, id=resource.id))
+        except Died:
+            self._lose(Loss.DEATH)
+            return
+        except (Hung, StepError, ShardRefused):
+            pass
+        self._call("removed", resource, self.now)
+
     def _send(self, plan: Plan) -> None:
         self._check_embeds(plan)
+        self._waits.check(self.core, plan, self.now)
         self.sent.append((self.now, plan))
         start = max(self.now, self._busy_until)
         try:
@@ -267,8 +294,12 @@ class World:
             self._busy_until = start + seconds
             late = self.worker.lateness(plan.epoch, plan.order)
             self._arrange(plan, self._busy_until + late, (answer, seconds), 0.0)
-        self.fired |= {f"{fault.kind}:{fault.argument}" if fault.kind == "wrong" else fault.kind
-                       for fault in self.worker.faults if fault.fired}
+        self._note_faults()
+
+    def _note_faults(self) -> None:
+        for fault in self.worker.faults:
+            if fault.fired:
+                self.fired |= {f"{fault.kind}@{fault.verb}", f"{fault.kind}:{fault.argument}"}
 
     def _check_embeds(self, plan: Plan) -> None:
         """L4: a step of texts keeps the limits, and between two of them those who generate have one."""
@@ -372,6 +403,8 @@ class World:
 
     def _lose(self, loss: Loss) -> None:
         self.losses.append(loss)
+        if loss is Loss.DEATH:
+            self._here.clear()
         old = [plan for plan, _ in self._waiting_answers]
         self._waiting_answers.clear()
         self._hear(self._call("shards_lost", self.now, loss), None)
@@ -392,25 +425,46 @@ class World:
 
     def _remaining_faults(self) -> str:
         """A script of what has not struck yet goes on in the next process; poison stays poison."""
+        self._note_faults()
         faults = [part for part in self.worker_script.split(";") if part]
         left = [part for part, fault in zip(faults, self.worker.faults, strict=True)
                 if not fault.fired or fault.kind == "poison"]
         return ";".join(left)
 
     def _new_worker(self, model: SimulatedConfig) -> SimulatedWorker:
-        self.worker_script = model.faults
-        worker = SimulatedWorker(ShardConfig(simulated=model), sleep=sleep, exit=die)
-        worker.warmup(wire.warmup_request(self.config, self.config.max_total_tokens or 512))
-        return worker
+        """One that is warm. Who is not becomes so, or is followed by another."""
+        while True:
+            self.worker_script = model.faults
+            self.worker = SimulatedWorker(ShardConfig(simulated=model), sleep=sleep, exit=die)
+            try:
+                self.worker.warmup(wire.warmup_request(self.config, self.config.max_total_tokens or 512))
+                return self.worker
+            except (Died, Hung, StepError, ShardRefused):
+                model = replace(model, faults=self._remaining_faults())
 
     def _ready(self) -> None:
         self.epoch += 1
-        self.worker.reset(pb.ResetRequest(epoch=self.epoch))
+        try:
+            self.worker.reset(pb.ResetRequest(epoch=self.epoch))
+            self._bring_back()
+        except (Died, Hung):
+            self.worker = self._new_worker(replace(self.model, faults=self._remaining_faults()))
+            self.at(self.now + 1.0, self._ready)
+            return
+        except (StepError, ShardRefused):
+            self.at(self.now + 0.1, self._ready)
+            return
         self._busy_until = self.now
         self._hear(self._call("shards_ready", self.facts, self.epoch, self.now), None)
         for resource, present in self.resources.items():
-            if present:
+            if present and self.core_is_ready:
                 self._load(resource)
+
+    def _bring_back(self) -> None:
+        """Shards that followed others while these were waited for have nothing of what the core knows to be there."""
+        for resource in self._here:
+            if resource.id not in self.worker.ledger.loaded[KINDS[resource.kind]]:
+                self.worker.load(pb.LoadRequest(epoch=self.epoch, kind=KINDS[resource.kind], id=resource.id))
 
     # -- the laws
 

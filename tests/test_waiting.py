@@ -1,0 +1,33 @@
+"""The check of L5 finds who does not keep it."""
+
+import pytest
+from test_simulation import random_world
+
+from router.budget import Budget
+from router.steps import Mixed, Pause
+
+SEEDS = range(40)
+
+
+def run_some(pattern):
+    def run_them():
+        for seed in SEEDS:
+            random_world(seed).run(max_events=20_000)
+
+    with pytest.raises(AssertionError, match=pattern):
+        run_them()
+
+
+def test_a_promise_that_is_not_kept(monkeypatch):
+    monkeypatch.setattr(Budget, "chunk", lambda budget, _, left: min(left, budget.tokens))
+    run_some("L5: .* may take")
+
+
+def test_prompts_that_the_promise_starves(monkeypatch):
+    monkeypatch.setattr(Mixed, "_starved", property(lambda _: 0, lambda *_: None), raising=False)
+    run_some("L5: 9 decodes passed by a prompt, where 8 may")
+
+
+def test_newcomers_who_are_never_due(monkeypatch):
+    monkeypatch.setattr(Pause, "_is_due", lambda steps: not len(steps.house.running))
+    run_some("L5: .* decodes passed by a prompt")
