@@ -7,6 +7,8 @@ import os
 import platform
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
@@ -14,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 PLACES = "--folder", "--models"
 
@@ -30,10 +33,21 @@ def today() -> str:
 
 def made(program: str = "", places: Collection[str] = PLACES) -> dict[str, Any]:
     """What belongs to every result. Without a name the program is told as the module that was started."""
-    words = without_places(sys.argv[1:], places)
+    words, source = without_places(sys.argv[1:], places), commit()
     return {"date": today(), "hardware": hardware(),
-            "versions": {"weft": version("weft"), "Python": platform.python_version(), "torch": version("torch")},
+            "versions": {"weft": version("weft"), **({"commit": source} if source else {}),
+                         "Python": platform.python_version(), "torch": version("torch")},
             "command": " ".join([program or started(), *map(shlex.quote, words)])}
+
+
+def commit(root: Path = ROOT) -> str:
+    """Of the checkout that runs, with a plus if files were changed since; nothing where there is none, or no git."""
+    git = shutil.which("git")
+    if git is None or not (root / ".git").exists():
+        return ""
+    asked = subprocess.run([git, "describe", "--always", "--exclude=*", "--dirty=+"], cwd=root, capture_output=True,
+                           text=True, check=False)
+    return asked.stdout.strip()
 
 
 def started() -> str:

@@ -62,6 +62,8 @@ class Point:
     first_token_ms: float  # as it was said
     between_tokens_ms: float
     tokens_per_second: float
+    first_token_off_ms: float  # what was said, less what is true
+    between_tokens_off_ms: float
 
 
 async def measure(port: int, streams: int, settings: Settings) -> tuple[list[Record], float]:
@@ -86,7 +88,7 @@ def compare(streams: int, records: Sequence[Record], steps: Sequence[float], beg
     rate = streams * tokens / (first + (tokens - 1) * period)
     gap, rest = said.between_tokens.mean, said.first_token.mean
     return Point(streams, rest / first - 1, gap / period - 1, said.tokens_per_second / rate - 1,
-                 1000 * rest, 1000 * gap, said.tokens_per_second)
+                 1000 * rest, 1000 * gap, said.tokens_per_second, 1000 * (rest - first), 1000 * (gap - period))
 
 
 def middle(points: Sequence[Point]) -> Point:
@@ -108,10 +110,13 @@ def run(settings: Settings) -> list[Point]:
 
 
 def table(points: Sequence[Point]) -> str:
-    rows = [["streams", "first token", "between tokens", "tokens/s", "first token, ms", "between, ms", "tokens/s"]]
-    rows += [[f"{point.streams:.0f}", *(f"{share:+.2%}" for share in (
-        point.first_token, point.between_tokens, point.throughput)), f"{point.first_token_ms:.2f}",
-        f"{point.between_tokens_ms:.3f}", f"{point.tokens_per_second:.1f}"] for point in points]
+    """How far off in relation and in milliseconds, and what was said."""
+    rows = [["streams", "first token", "off by, ms", "between tokens", "off by, ms", "tokens/s", "first token, ms",
+             "between, ms", "tokens/s"]]
+    rows += [[f"{point.streams:.0f}", f"{point.first_token:+.2%}", f"{point.first_token_off_ms:+.2f}",
+              f"{point.between_tokens:+.2%}", f"{point.between_tokens_off_ms:+.3f}", f"{point.throughput:+.2%}",
+              f"{point.first_token_ms:.2f}", f"{point.between_tokens_ms:.3f}", f"{point.tokens_per_second:.1f}"]
+             for point in points]
     return aligned(rows)
 
 

@@ -15,6 +15,7 @@ from benchmarks.bench.record import Ask, Record
 from benchmarks.processes import Server
 from benchmarks.study.experiments import Experiments
 from benchmarks.study.plan import PARTS, Plan, Scope
+from benchmarks.study.policies import HANDLERS
 from benchmarks.study.raw import Raw, Taken
 from benchmarks.study.shapes import simulated
 
@@ -52,10 +53,11 @@ class House:
 def at_once(asks: Sequence[Ask], concurrency: int | None, *, streamed: bool) -> list[Record]:
     """Everybody takes a fifth longer for each of eight others. Who is not streamed waits for one of eight handlers."""
     slower = 1 + min((concurrency or 2) - 1, 8) / 5
-    free, records = [0.0] * 8, []
+    free, records = [0.0] * HANDLERS, []
     for ask in asks:
-        begun = ask.at if streamed else max(ask.at, free[0])
-        records.append(answered(ask, ask.at, begun, ask.output_tokens * TOKEN * slower, streamed=streamed))
+        sent = ask.at or 0.0
+        begun = sent if streamed else max(sent, free[0])
+        records.append(answered(ask, sent, begun, ask.output_tokens * TOKEN * slower, None if streamed else begun))
         heapreplace(free, records[-1].ended)
     return records
 
@@ -65,17 +67,22 @@ def one_by_one(asks: Sequence[Ask], concurrency: int | None, *, streamed: bool) 
     records: list[Record] = []
     free = 0.0
     for number, ask in enumerate(asks):
-        sent = ask.at
+        sent = ask.at or 0.0
         if concurrency:
             sent = records[number - concurrency].ended if number >= concurrency else 0.0
-        records.append(answered(ask, sent, max(sent, free), ask.output_tokens * TOKEN, streamed=streamed))
+        heard = max(sent, records[number - HANDLERS].ended if number >= HANDLERS else 0.0)
+        records.append(answered(ask, sent, max(sent, free), ask.output_tokens * TOKEN, None if streamed else heard))
         free = records[-1].ended
     return records
 
 
-def answered(ask: Ask, sent: float, begun: float, seconds: float, *, streamed: bool) -> Record:
+def answered(ask: Ask, sent: float, begun: float, seconds: float, heard: float | None) -> Record:
+    """Streamed, or at once by a server that tells its seconds since it heard the request."""
+    ended = begun + seconds
+    if heard is not None:
+        return Record(ask, sent, ended, num_tokens=ask.output_tokens, told_seconds=ended - heard, status=200)
     times = [begun + seconds * (number + 1) / ask.output_tokens for number in range(ask.output_tokens)]
-    return Record(ask, sent, begun + seconds, array("d", times if streamed else []), ask.output_tokens, status=200)
+    return Record(ask, sent, ended, array("d", times), ask.output_tokens, status=200)
 
 
 @cache

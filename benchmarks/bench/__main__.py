@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from cyclopts import CycloptsError
@@ -29,7 +30,7 @@ from benchmarks.bench.progress import Progress, showing
 from benchmarks.bench.prompts import counter, read_prompts
 from benchmarks.bench.record import Ask, Record
 from benchmarks.bench.report import html
-from benchmarks.bench.result import Result, to_csv, to_json
+from benchmarks.bench.result import Result, names_of, to_csv, to_json
 from benchmarks.bench.settings import Settings, other, read_settings, shown
 from benchmarks.bench.summary import summary
 from benchmarks.bench.table import table
@@ -48,19 +49,20 @@ async def measure(settings: Settings, name: str, command: str, salt: str, result
     """What was answered is a result also where this ends early."""
     asks, facts = await prepared(settings, salt)
     given = asdict(settings) | {"api_key": "", "versus": shown(shlex.split(settings.versus))}
-    records: list[Record] = []
+    records, stats = list[Record](), dict[str, Any]()
     progress, is_whole = Progress(), False
     try:
         async with nullcontext() if settings.quiet else showing(progress), measured() as overhead:
             await drive(settings.target, asks, settings.clients, seconds=settings.seconds, watch=progress,
                         records=records)
         is_whole = True
+        stats = await what_it_counted(settings.target)
     finally:
         if records:
             window = settings.warm_up, end_of(settings, records, is_whole=is_whole)
             results.append(Result(
                 name, command, given, today(), hardware(), facts, summary(records, window, settings.goals), records,
-                overhead.told(records, is_open=settings.is_open), window))
+                overhead.told(records, is_open=settings.is_open), window, stats))
     if not records:
         raise Failed("nothing was asked: --seconds were over before")
     if window[1] <= window[0]:
@@ -73,7 +75,7 @@ def end_of(settings: Settings, records: Sequence[Record], *, is_whole: bool) -> 
     last = max(record.ended for record in records)
     if settings.seconds is None:
         return last
-    runs_dry = settings.is_open and (settings.requests is not None or settings.trace)
+    runs_dry = settings.is_open and settings.workload.is_limited
     return min(settings.seconds, last) if runs_dry or not is_whole else settings.seconds
 
 
@@ -95,13 +97,33 @@ async def prepared(settings: Settings, salt: str) -> tuple[Iterable[Ask], dict[s
 
 async def what_it_says(server: Server, target: Target) -> dict[str, str]:
     """Of its model and version, where it says so."""
-    status, answer = await server.whole(server.request("GET", "/info", target.fields, b""))
+    told = await fetched(server, target, "/info")
+    names = "model_id", "version", "model_dtype", "model_device_type"
+    return {f"server: {name}": str(told[name]) for name in names if told.get(name)}
+
+
+async def what_it_counted(target: Target) -> dict[str, Any]:
+    """By its own books since it started, where the dialect has a route for that. The load is over: who does not answer
+    any more spoils nothing."""
+    if not target.dialect.stats:
+        return {}
+    server = Server(target.url)
+    try:
+        return await fetched(server, target, target.dialect.stats)
+    except NoAnswer:
+        return {}
+    finally:
+        server.close()
+
+
+async def fetched(server: Server, target: Target, path: str) -> dict[str, Any]:
+    """An object in JSON; empty where there is none."""
+    status, answer = await server.whole(server.request("GET", path, target.fields, b""))
     try:
         told = json.loads(answer) if status == 200 else {}
     except ValueError:
         told = {}
-    names = "model_id", "version", "model_dtype", "model_device_type"
-    return {f"server: {name}": str(told[name]) for name in names if isinstance(told, dict) and told.get(name)}
+    return told if isinstance(told, dict) else {}
 
 
 async def in_turn(settings: Settings, second: Settings | None, command: str, results: list[Result]) -> None:
@@ -120,6 +142,12 @@ def ratios(results: Sequence[Result]) -> list[Ratio]:
     return compared([(first.summary, second.summary) for first, second in pairs])
 
 
+def counted(results: Sequence[Result]) -> list[str]:
+    """What servers say that they counted, as the study's client prints it."""
+    return [f"{name}, by the server's own books: {json.dumps(result.stats)}"
+            for name, result in zip(names_of(results), results, strict=True) if result.stats]
+
+
 def notes(settings: Settings, second: Settings | None, results: Sequence[Result]) -> list[str]:
     """What the reader of the figures should know of how they came about."""
     found = []
@@ -133,7 +161,7 @@ def notes(settings: Settings, second: Settings | None, results: Sequence[Result]
 
 def tell(settings: Settings, second: Settings | None, results: Sequence[Result]) -> None:
     """What is cheap first."""
-    print(table(results), *notes(settings, second, results), sep="\n")
+    print(table(results), *counted(results), *notes(settings, second, results), sep="\n")
     comparison = ratios(results) if second and len(results) > 1 else []
     if comparison:
         print(f"\nA: {settings.address}\nB: {shown(shlex.split(settings.versus))}\n{ratio_table(comparison)}")

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Protocol
 
 from benchmarks.bench.dialects import Dialect, Events, Options, Part, error_of
-from benchmarks.bench.http import NoAnswer, Server
+from benchmarks.bench.http import Head, NoAnswer, Server
 from benchmarks.bench.record import Ask, Record
 
 LONGEST_ERROR = 200  # characters that are kept
@@ -41,29 +41,34 @@ class Target:
 
 
 class Client:
-    def __init__(self, target: Target, began: float, watch: Watch | None = None) -> None:
+    """Its clock begins with it, and tells all times of its records."""
+
+    def __init__(self, target: Target, watch: Watch | None = None) -> None:
         self._target = target
-        self._began = began
         self._watch = watch
         self.server = Server(target.url)
+        self._began = perf_counter()
+
+    def now(self) -> float:
+        return perf_counter() - self._began
 
     async def ask(self, ask: Ask) -> Record:
         target = self._target
         body = json.dumps(target.dialect.body(ask, target.options)).encode()
         request = self.server.request("POST", target.dialect.path, target.fields, body)
-        record = Record(ask, perf_counter() - self._began)
+        record = Record(ask, self.now())
         answer = Answer(target.dialect, record, self._began, self._watch)
         if self._watch is not None:
             self._watch.sent(record)
         try:
             async with asyncio.timeout(target.timeout):
-                record.status = await self.server.exchange(request, answer.heard)
-            answer.end()
+                head = await self.server.exchange(request, answer.heard)
+            answer.end(head)
         except (NoAnswer, ValueError) as error:
             record.error = str(error) or "the server closed the connection"
         except TimeoutError:
             record.error = f"no answer within {target.timeout:g} s"
-        record.ended = perf_counter() - self._began
+        record.ended = self.now()
         record.num_tokens = record.num_tokens or len(record.times)
         record.error = record.error[:LONGEST_ERROR]
         if self._watch is not None:
@@ -75,7 +80,7 @@ class Answer:
     """Reads what comes; of what is no stream the bytes are kept."""
 
     def __init__(self, dialect: Dialect, record: Record, began: float, watch: Watch | None) -> None:
-        self._record, self._began = record, began
+        self._dialect, self._record, self._began = dialect, record, began
         self._events = Events(dialect.read) if dialect.read is not None else None
         self._watch = watch
         self._pieces: list[bytes] = []
@@ -103,8 +108,11 @@ class Answer:
         if part.prompt_tokens is not None:
             record.prompt_tokens = part.prompt_tokens
 
-    def end(self) -> None:
+    def end(self, head: Head) -> None:
         record, body = self._record, b"".join(self._pieces)
+        record.status = head.status
+        if told := head.fields.get(self._dialect.seconds):
+            record.told_seconds = float(told)
         if record.status != 200:
             record.error = f"{record.status}: {error_in(body)}"
         elif self._events is None:

@@ -24,7 +24,7 @@ Point = tuple[float, float]
 def counted(result: Result) -> list[Record]:
     """What counts for latencies."""
     begin, end = result.window
-    return [record for record in result.records if not record.error and begin <= record.sent < end]
+    return [record for record in result.records if not record.error and begin <= record.due < end]
 
 
 def shares(ordered: Sequence[float], least: float = 0.0) -> list[Point]:

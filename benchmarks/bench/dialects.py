@@ -37,6 +37,8 @@ class Dialect:
     body: Callable[[Ask, Options], Body]
     read: Callable[[Any], Part] | None  # an event; None: an answer comes whole, with as many tokens as were asked for
     counting: Callable[[str, Options], Body] = lambda text, _: {"inputs": text}  # for POST /tokenize
+    seconds: str = ""  # the field of an answer's head in which the server tells how long it took, by its own clock
+    stats: str = ""  # where the server tells what it counted
 
 
 # -- TGI and LoRAX
@@ -112,7 +114,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "lorax": Dialect("/generate_stream", lorax_body, read_tgi),
     "openai": Dialect("/v1/completions", openai_body, read_openai, counting=count_for_openai),
     "openai-chat": Dialect("/v1/chat/completions", chat_body, read_openai, counting=count_for_openai),
-    "batching": Dialect("/inference", inference_body, None),
+    "batching": Dialect("/inference", inference_body, None, seconds="x-weft-seconds", stats="/stats"),
 }
 
 

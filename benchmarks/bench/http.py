@@ -5,7 +5,7 @@ One exchange at a time on a connection that is kept. Knows HTTP/1.1 and nothing 
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from errno import EMFILE, ENFILE
 from time import perf_counter
 from typing import NamedTuple, cast
@@ -30,6 +30,7 @@ class Head(NamedTuple):
     length: int | None  # of the body; None: it comes in chunks, or until the connection ends
     chunked: bool
     keeps: bool  # the connection, for another exchange
+    fields: Mapping[str, str]  # their names in small letters
 
 
 def read_head(raw: bytes) -> Head:
@@ -41,7 +42,7 @@ def read_head(raw: bytes) -> Head:
     status, chunked = int(rest[:3]), "chunked" in fields.get("transfer-encoding", "").lower()
     length = 0 if status in (204, 304) else None if chunked else fields.get("content-length")
     keeps = "close" not in fields.get("connection", "").lower() and version != "HTTP/1.0"
-    return Head(status, None if length is None else int(length), chunked, keeps)
+    return Head(status, None if length is None else int(length), chunked, keeps, fields)
 
 
 class Connection(asyncio.Protocol):
@@ -50,13 +51,13 @@ class Connection(asyncio.Protocol):
         self._head: Head | None = None
         self._left = 0  # bytes of a body of known length
         self._heard: Heard | None = None
-        self._over: asyncio.Future[int] | None = None
+        self._over: asyncio.Future[Head] | None = None
         self._used = False
         self._gone = False
         self.is_free = False  # for another exchange
 
-    def ask(self, request: bytes, heard: Heard) -> "asyncio.Future[int]":
-        """The status, when everything was heard."""
+    def ask(self, request: bytes, heard: Heard) -> "asyncio.Future[Head]":
+        """The head of the answer, when everything was heard."""
         self._over = over = asyncio.get_running_loop().create_future()
         self._heard, self._head, self._rest, self.is_free = heard, None, b"", False
         if self._gone:
@@ -146,7 +147,7 @@ class Connection(asyncio.Protocol):
     def _end(self, head: Head) -> None:
         self._used, self.is_free = True, head.keeps and not self._gone
         if self._over is not None and not self._over.done():
-            self._over.set_result(head.status)
+            self._over.set_result(head)
         self._heard = None
 
     def _fail(self, error: NoAnswer) -> None:
@@ -174,8 +175,8 @@ class Server:
                 f"{fields}Content-Length: {len(body)}\r\n\r\n")
         return head.encode("latin-1") + body
 
-    async def exchange(self, request: bytes, heard: Heard) -> int:
-        """The status. Whoever is cancelled meanwhile leaves, and the server sees it."""
+    async def exchange(self, request: bytes, heard: Heard) -> Head:
+        """The head of the answer. Whoever is cancelled meanwhile leaves, and the server sees it."""
         while self._free:
             try:
                 return await self._on(self._free.pop(), request, heard)
@@ -188,7 +189,8 @@ class Server:
         pieces: list[bytes] = []
         try:
             async with asyncio.timeout(PATIENCE):
-                return await self.exchange(request, lambda _, piece, __: pieces.append(piece)), b"".join(pieces)
+                head = await self.exchange(request, lambda _, piece, __: pieces.append(piece))
+                return head.status, b"".join(pieces)
         except TimeoutError:
             raise NoAnswer(f"{self._host}:{self._port} does not answer within {PATIENCE:g} s") from None
 
@@ -202,9 +204,9 @@ class Server:
             raise NoAnswer(f"nobody answers at {self._host}:{self._port}: {error.strerror or error}") from None
         return connection
 
-    async def _on(self, connection: Connection, request: bytes, heard: Heard) -> int:
+    async def _on(self, connection: Connection, request: bytes, heard: Heard) -> Head:
         try:
-            status = await connection.ask(request, heard)
+            head = await connection.ask(request, heard)
         except asyncio.CancelledError:
             connection.abort()
             raise
@@ -212,7 +214,7 @@ class Server:
             self._free.append(connection)
         else:
             connection.abort()
-        return status
+        return head
 
     def close(self) -> None:
         while self._free:

@@ -18,7 +18,7 @@ async def drive(target: Target, asks: Iterable[Ask], concurrency: int | None = N
     """With a concurrency so many clients take the asks in order, as long as `seconds` are not over. Records are in the
     order in which requests were sent; who gives a list has them also if this is cancelled."""
     kept = [] if records is None else records
-    client = Client(target, perf_counter(), watch)
+    client = Client(target, watch)
     try:
         if concurrency is None:
             await in_time(client, asks, kept)
@@ -31,13 +31,12 @@ async def drive(target: Target, asks: Iterable[Ask], concurrency: int | None = N
 
 
 async def in_time(client: Client, asks: Iterable[Ask], records: list[Record]) -> None:
-    loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
-
+    """By the clock of the records, which tell how late each was."""
     async def one(ask: Ask) -> None:
         records.append(await client.ask(ask))
     async with asyncio.TaskGroup() as group:
         for ask in asks:
-            if (left := began + ask.at - loop.time()) > 0:
+            if (left := (ask.at or 0.0) - client.now()) > 0:
                 await asyncio.sleep(left)
             group.create_task(one(ask))
 

@@ -22,7 +22,7 @@ class Overhead:
         """By unit. In an open loop it is known when each request should have been sent; in a closed one the loop of
         events is looked at."""
         tokens = sum(record.num_tokens for record in records)
-        late = [record.sent - record.ask.at for record in records] if is_open else self.late
+        late = [record.sent - record.due for record in records] if is_open else self.late
         name = "ms that requests were sent late, p99" if is_open else "ms that it was late, p99"
         return {"% of a core": 100 * self.cpu / self.seconds,
                 "us of the processor a token": 1e6 * self.cpu / max(tokens, 1),

@@ -53,7 +53,7 @@ Labels = tuple[str, str, str]  # what it shows, and what is told to the right an
 
 def first_tokens(results: Sequence[Result]) -> str:
     labels = "Time to the first token", "time to the first token, ms", "answers, %"
-    return distribution(labels, results, lambda record: [1e3 * (record.times[0] - record.sent)] if record.times else [])
+    return distribution(labels, results, lambda record: [] if (first := record.first_token) is None else [1e3 * first])
 
 
 def gaps(results: Sequence[Result]) -> str:

@@ -102,19 +102,27 @@ async def filled(text: str, wanted: int, count: Count) -> str:
 
 def read_prompts(path: Path) -> list[tuple[str, int | None]]:
     """A prompt on each line: plain text, a JSON string, or an object with `prompt` and perhaps `output_tokens`."""
-    found = [prompt_of(line) for line in lines_of(path) if line.strip()]
+    found = [prompt_of(line, f"{path}, line {number}") for number, line in enumerate(lines_of(path), 1)
+             if line.strip()]
     if not found:
         raise ValueError(f"{path} holds no prompt")
     return found
 
 
-def prompt_of(line: str) -> tuple[str, int | None]:
+def prompt_of(line: str, where: str) -> tuple[str, int | None]:
     try:
         read = json.loads(line) if line.lstrip()[:1] in {'"', "{"} else line
     except ValueError:
         return line, None
     if isinstance(read, dict):
         if not isinstance(read.get("prompt"), str):
-            raise ValueError(f"an object has no text as `prompt`: {line[:80]}")
-        return read["prompt"], read.get("output_tokens")
+            raise ValueError(f"{where}: an object has no text as `prompt`: {line[:80]}")
+        return read["prompt"], output_tokens_of(read.get("output_tokens"), where)
     return read, None
+
+
+def output_tokens_of(told: Any, where: str) -> int | None:
+    """A whole number, or none: neither "10" nor 10.0 nor true is one."""
+    if told is None or (type(told) is int and told >= 1):
+        return told
+    raise ValueError(f"{where}: `output_tokens` must be a whole number from 1, got {json.dumps(told)[:80]}")

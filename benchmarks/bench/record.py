@@ -7,14 +7,14 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is going to be asked. In a closed loop nobody knows when, and `at` is 0."""
+    """What is going to be asked. In a closed loop nobody knows when, and there is no `at`."""
 
     number: int
     prompt: str
     output_tokens: int
     prompt_tokens: int | None = None  # as far as they were counted beforehand
     adapter: str = ""
-    at: float = 0.0
+    at: float | None = None
 
 
 def no_times() -> "array[float]":
@@ -29,17 +29,23 @@ class Record:
     times: "array[float]" = field(default_factory=no_times)  # of every event that brought tokens, if they were streamed
     num_tokens: int = 0
     prompt_tokens: int | None = None  # as the server counted them
+    told_seconds: float | None = None  # by the server's own clock, if it tells them
     status: int = 0
     error: str = ""
 
     @property
+    def due(self) -> float:
+        """When it should have been sent, from which it waited: who sends late makes nobody wait less."""
+        return self.sent if self.ask.at is None else min(self.ask.at, self.sent)
+
+    @property
     def latency(self) -> float:
-        return self.ended - self.sent
+        return self.ended - self.due
 
     @property
     def first_token(self) -> float | None:
         """How long it took to come."""
-        return self.times[0] - self.sent if self.times else None
+        return self.times[0] - self.due if self.times else None
 
     @property
     def gaps(self) -> list[float]:

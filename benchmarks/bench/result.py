@@ -7,7 +7,7 @@ import csv
 import json
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from io import StringIO
 from math import isfinite
 from statistics import fmean
@@ -17,8 +17,8 @@ from benchmarks.bench.record import Record
 from benchmarks.bench.summary import Summary
 from benchmarks.bench.versus import Ratio
 
-COLUMNS = ("run", "number", "adapter", "sent", "first_token", "ended", "latency", "prompt_tokens", "output_tokens",
-           "num_tokens", "mean_gap", "status", "error")
+COLUMNS = ("run", "number", "adapter", "due", "sent", "first_token", "ended", "latency", "prompt_tokens",
+           "output_tokens", "num_tokens", "mean_gap", "status", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Result:
     records: Sequence[Record]
     overhead: Mapping[str, float]  # of the bench itself, by unit, such as "% of a core"
     window: tuple[float, float]
+    stats: Mapping[str, Any] = field(default_factory=dict)  # what the server counted, where the dialect asks for it
 
 
 def to_json(results: Sequence[Result], comparison: Sequence[Ratio] = ()) -> str:
@@ -68,5 +69,6 @@ def to_csv(results: Sequence[Result]) -> str:
 def cells(run: str, record: Record) -> tuple[Any, ...]:
     ask, gaps = record.ask, record.gaps
     prompt_tokens = ask.prompt_tokens if record.prompt_tokens is None else record.prompt_tokens
-    return (run, ask.number, ask.adapter, record.sent, record.first_token, record.ended, record.latency, prompt_tokens,
-            ask.output_tokens, record.num_tokens, fmean(gaps) if gaps else None, record.status, record.error)
+    return (run, ask.number, ask.adapter, record.due, record.sent, record.first_token, record.ended, record.latency,
+            prompt_tokens, ask.output_tokens, record.num_tokens, fmean(gaps) if gaps else None, record.status,
+            record.error)

@@ -179,12 +179,25 @@ def check_batching(settings: Settings) -> None:
         return
     if bool(settings.prompt) != bool(settings.numtokens):
         raise ValueError("--prompt and --numtokens belong together: one request is made of both")
+    if settings.prompt and (more := beside_one_request(settings)):
+        raise ValueError(f"--prompt and --numtokens make one request, of which {more[0]} says nothing: leave it out")
     if settings.wait is not None and (settings.concurrency or settings.rate or settings.trace):
         raise ValueError("--wait, --concurrency, --rate and --trace all say when requests are sent: give one of them")
     if settings.adapters:
         raise ValueError("--adapters: nothing in --dialect batching names an adapter")
     if (goal := settings.goals) and min(goal.ttft, goal.itl) < inf:
         raise ValueError("--goal: answers of --dialect batching are not streamed, so that only e2e can be kept")
+
+
+def beside_one_request(settings: Settings) -> list[str]:
+    """Flags that were given, and tell how many there are, when they come and what they ask for."""
+    told = {
+        "--concurrency": settings.concurrency, "--rate": settings.rate, "--trace": settings.trace,
+        "--requests": settings.requests, "--numsamples": settings.numsamples, "--seconds": settings.seconds,
+        "--wait": settings.wait is not None, "--selection": settings.selection != "random",
+        "--numtokens_range": settings.numtokens_range, "--prompts": settings.prompts,
+        "--prompt-tokens": settings.prompt_tokens, "--output-tokens": settings.output_tokens}
+    return [flag for flag, value in told.items() if value]
 
 
 def read_object(words: str) -> dict[str, Any]:
@@ -229,12 +242,20 @@ def settings_of(settings: Settings = Settings()) -> Settings:
 
 def other(words: list[str], settings: Settings) -> Settings:
     """The run that is compared with: the same flags, then its own, which win."""
-    own = shlex.split(settings.versus)
+    try:
+        own = shlex.split(settings.versus)
+    except ValueError as error:
+        raise ValueError(f"--versus holds flags of a second run, as a shell takes them: {error}") from None
     try:
         anew = {"--versus", "--turns", *(word.partition("=")[0] for word in own if word.startswith("-"))}
-        return read_settings([*without(words, anew), *own])
+        second = read_settings([*without(words, anew), *own])
     except (CycloptsError, ValueError) as error:
         raise ValueError(f"--versus {shown(own)!r}: {error}") from None
+    for place in ("json", "csv", "html"):
+        if getattr(second, place) != getattr(settings, place):
+            raise ValueError(f"--versus {shown(own)!r}: one file gets the results of both runs; give --{place} outside "
+                             "of --versus")
+    return second
 
 
 def shown(words: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """Figures of a run: latencies, throughput, fairness, and how many answers came within a goal. Pure arithmetic.
 
-What was answered counts for latencies if it was sent in the window, and its tokens count for throughput if they came in
-it. An answer that was not streamed came when it ended.
+What was answered counts for latencies if it was due in the window, which in a closed loop is when it was sent, and its
+tokens count for throughput if they came in it. An answer that was not streamed came when it ended.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,7 +54,7 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class Summary:
     seconds: float  # of the window
-    requests: int  # sent in the window
+    requests: int  # due in the window
     failed: int
     first_token: Spread  # seconds, as all that follow
     between_tokens: Spread
@@ -70,7 +70,7 @@ class Summary:
 
 def summary(records: Sequence[Record], window: tuple[float, float], goal: Goal | None = None) -> Summary:
     begin, end = window
-    here = [record for record in records if begin <= record.sent < end]
+    here = [record for record in records if begin <= record.due < end]
     good = [record for record in here if not record.error]
     ended = [record for record in records if not record.error and begin <= record.ended <= end]
     seconds = end - begin

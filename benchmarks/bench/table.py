@@ -50,7 +50,7 @@ def number(value: float | None) -> str:
 def errors(result: Result) -> Counter[str]:
     """Of requests in the window: what servers say may be long, and hold what a terminal would obey."""
     begin, end = result.window
-    return Counter(readable(record.error) for record in result.records if record.error and begin <= record.sent < end)
+    return Counter(readable(record.error) for record in result.records if record.error and begin <= record.due < end)
 
 
 def readable(text: str) -> str:

@@ -53,6 +53,11 @@ class Workload:
         """Whether another salt makes other prompts."""
         return not (self.only or self.prompts or self.numbered)
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether there may be nothing left to ask before the time is over."""
+        return bool(self.trace) or self.requests < sys.maxsize
+
 
 async def make(workload: Workload, count: Count) -> list[Ask]:
     random = Random(workload.seed)
@@ -64,7 +69,8 @@ async def make(workload: Workload, count: Count) -> list[Ask]:
         sizes.sort(key=lambda size: size[1], reverse=True)
     texts = await prompts_of(workload, [prompt for prompt, _ in sizes], count)
     rows = zip(times, sizes, texts, cycle(workload.adapters or ("",)), strict=False)
-    return [Ask(number, text.prompt, text.output_tokens or output, text.prompt_tokens, adapter, at)
+    return [Ask(number, text.prompt, text.output_tokens or output, text.prompt_tokens, adapter,
+                at if workload.is_open else None)
             for number, (at, (_, output), text, adapter) in enumerate(rows)]
 
 

@@ -24,7 +24,7 @@ from benchmarks.study.plan import PARTS, Plan, Scope
 from benchmarks.study.policies import CACHED, VARIANTS, WINDOWS
 from benchmarks.study.raw import Raw
 from benchmarks.study.report import page, sources, table
-from benchmarks.study.shapes import NAMES, SIMULATED, shape_of
+from benchmarks.study.shapes import COMES_WITH_WEFT, NAMES, SIMULATED, shape_of
 from benchmarks.study.workloads import PRESETS
 
 MODELS = Path.home() / ".cache" / "weft" / "benchmarks"
@@ -81,8 +81,8 @@ heavy: for --parts compat by what eight at once are served, for workload by a re
 others meanwhile; but not as the study has it, whose server counts what it hears."
     models: Path = MODELS
     "Where models with random weights are kept."
-    demo: Path | None = None
-    "The folder of the model that comes with weft, for --shapes demo."
+    demo: Path = COMES_WITH_WEFT
+    "The folder of the model for --shapes demo; by default the one that comes with weft."
     quick: bool = False
     "A minute, only to see that it works: a few requests to a fast simulated shard."
 

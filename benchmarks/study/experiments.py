@@ -23,6 +23,7 @@ from benchmarks.quiet import MOST, Tries
 from benchmarks.study.measures import is_enough, pace_of
 from benchmarks.study.plan import COMPAT, PARTS, SOLO, Pace, Plan, Run, Turn
 from benchmarks.study.raw import Raw, Taken
+from router.figures import percentile
 
 WARM_UP = [Ask(number, "Request", 8) for number in range(8)]
 STREAMED = "lorax"  # the dialect in which whoever asks for so many tokens gets as many
@@ -105,7 +106,9 @@ class Experiments:
         if len(wrong) == len(records):
             raise Failed(f"{run.part} {run.name}: every request failed, the first with: {wrong[0]}")
         seconds = max(record.ended for record in records)
+        late = 1e3 * percentile([record.sent - record.due for record in records], 99)
         print(f"{run.part:8} {run.name:44} {len(records):4} requests {seconds:7.1f} s, {stolen:4.0%} stolen"
+              + (f", sent {late:.1f} ms late (p99)" if run.concurrency is None else "")
               + (f", {len(wrong)} failed: {wrong[0]}" if wrong else ""), file=sys.stderr, flush=True)
         stats = self.stats(server.port) if run.is_compat else {}
         return Taken(run, plan.told(run), {**self.made, "stolen": round(stolen, 4)}, records, stats)

@@ -3,15 +3,17 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from math import isfinite, nan
+from statistics import fmean
 from typing import Any
 
-from benchmarks.study.arithmetic import Band, Line, crossing, fitted, mean, reaches
+from benchmarks.study.arithmetic import Band, Line, crossing, fitted, mean, mean_by, reaches
 from benchmarks.study.measures import (
     USERS_SLOWDOWN,
     Answer,
     answers,
     by_tokens,
     figures,
+    is_enough,
     pace_of,
     under_load,
     with_users,
@@ -24,6 +26,7 @@ Told = dict[str, Any]
 Levels = dict[float, dict[str, Band]]  # figures by level
 NEAR = 0.9  # of a throughput: within 10 %
 LARGEST = 145  # tokens, of the study's figures
+WIDTH = 10  # tokens of a range in which latencies are taken together
 
 
 def summary(takens: Sequence[Taken]) -> Told:
@@ -59,6 +62,10 @@ def grouped(takens: Iterable[Taken], key: Callable[[Run], Any]) -> dict[Any, lis
     return found
 
 
+def by_seed(takens: Iterable[Taken]) -> dict[int, list[Taken]]:
+    return grouped(takens, lambda run: run.seed)
+
+
 def by_policy(takens: Iterable[Taken]) -> dict[str, list[Taken]]:
     found = grouped(takens, lambda run: run.policy)
     return {policy: found[policy] for policy in in_order(found)}
@@ -71,15 +78,27 @@ def bands(each: Sequence[Mapping[str, float]]) -> dict[str, Band]:
 
 def policies(takens: Sequence[Taken], pace: Pace) -> Told:
     """Figures of each policy, and its latencies by tokens."""
-    return {policy: bands([figures(answers(taken, pace)) for taken in runs])
-            | {"latency_by_tokens": latency_by_tokens([answers(taken, pace) for taken in runs])}
-            for policy, runs in by_policy(takens).items()}
+    found = {policy: [answers(taken, pace) for taken in runs] for policy, runs in by_policy(takens).items()}
+    return {policy: bands(list(map(figures, seeds))) | {"latency_by_tokens": latency_by_tokens(seeds),
+                                                        "latency_by_range": latency_by_range(seeds)}
+            for policy, seeds in found.items()}
 
 
 def latency_by_tokens(seeds: Sequence[Sequence[Answer]]) -> dict[float, Band]:
     each = [by_tokens(found) for found in seeds]
     lengths = sorted({length for found in each for length in found})
     return {length: Band.of(found[length] for found in each if length in found) for length in lengths}
+
+
+def latency_by_range(seeds: Sequence[Sequence[Answer]]) -> dict[float, Band]:
+    """By the mean number of tokens in each range: of a single length many seeds have no request."""
+    each = [mean_by((range_of(answer), answer.seconds) for answer in found) for found in seeds]
+    places = mean_by((range_of(answer), answer.tokens) for found in seeds for answer in found)
+    return {place: Band.of(found[number] for found in each if number in found) for number, place in places.items()}
+
+
+def range_of(answer: Answer) -> int:
+    return (answer.tokens - 1) // WIDTH
 
 
 # -- as the study has it
@@ -113,9 +132,15 @@ def sweep(takens: Sequence[Taken], pace: Pace) -> Told:
               for policy, runs in by_policy(takens).items()}
     peaks = {policy: peak(found) for policy, found in levels.items()}
     alone = peaks.get(FIXED, (nan, nan))[1]
-    most = {policy: {"level": level, "tokens_per_second": tokens, "by_none": tokens / alone}
+    full = {policy: all(map(is_full, by_seed(runs).values())) for policy, runs in by_policy(takens).items()}
+    most = {policy: {"level": level, "tokens_per_second": tokens, "by_none": tokens / alone, "is_full": full[policy]}
             for policy, (level, tokens) in peaks.items()}
     return {"policies": levels, "saturation": most} | beside_static(levels, peaks)
+
+
+def is_full(takens: Sequence[Taken]) -> bool:
+    """Whether the runs of a seed ended because they would have told nothing new, and not with the last rate."""
+    return is_enough(sorted(takens, key=lambda taken: taken.run.level))
 
 
 def at_levels(takens: Sequence[Taken], figures_of: Callable[[Taken], Mapping[str, float]]) -> Levels:
@@ -148,22 +173,36 @@ def beside_static(levels: Mapping[str, Levels], peaks: Mapping[str, tuple[float,
 
 
 def users(takens: Sequence[Taken], pace: Pace) -> Told:
-    """How many wait no more than twice as long for a token as one alone does, who is the same for all policies."""
+    """How many wait no more than twice as long for a token as one alone does, in the same seed and with the policy that
+    serves one alone fastest."""
+    alone = seconds_of_one(takens, pace)
+
+    def figures_of(taken: Taken) -> dict[str, float]:
+        found = with_users(taken, pace)
+        return found | {"by_alone": found["per_token_p50"] / alone[taken.run.seed]}
+
     found = by_policy(takens)
-    levels = {policy: at_levels(runs, lambda taken: with_users(taken, pace)) for policy, runs in found.items()}
-    alone = min(each[1.0]["per_token_p50"].mean for each in levels.values() if 1.0 in each)
-    served = {policy: Band.of(users_at(runs, USERS_SLOWDOWN * alone, pace) for runs in grouped(
-        taken, lambda run: run.seed).values()) for policy, taken in found.items()}
+    served = {policy: Band.of(users_at([(taken.run.level, figures_of(taken)["by_alone"]) for taken in each])
+                              for each in by_seed(runs).values()) for policy, runs in found.items()}
     fixed = served[FIXED].mean if FIXED in served else nan
-    return {"policies": levels, "alone_per_token": alone, "at_twice": served,
+    return {"policies": {policy: at_levels(runs, figures_of) for policy, runs in found.items()},
+            "alone_per_token": fmean(alone.values()), "at_twice": served,
             "by_none": {policy: band.mean / fixed for policy, band in served.items()}}
 
 
-def users_at(runs: Sequence[Taken], seconds: float, pace: Pace) -> float:
-    """As many as were tried at least, if that was not enough."""
-    points = sorted((taken.run.level, with_users(taken, pace)["per_token_p50"]) for taken in runs)
-    found = reaches(points, seconds)
-    return found if isfinite(found) else points[-1][0]
+def seconds_of_one(takens: Sequence[Taken], pace: Pace) -> dict[int, float]:
+    """That a user alone waits for a token, by seed. One in which nobody was alone goes by the mean of the others."""
+    alone = by_seed([taken for taken in takens if taken.run.level == 1])
+    each = {seed: min(with_users(taken, pace)["per_token_p50"] for taken in runs) for seed, runs in alone.items()}
+    return dict.fromkeys(by_seed(takens), fmean(each.values())) | each
+
+
+def users_at(points: Iterable[tuple[float, float]]) -> float:
+    """From users and how many times as long as alone they wait. As many as were tried at least, if that was not
+    enough."""
+    ordered = sorted(points)
+    found = reaches(ordered, USERS_SLOWDOWN)
+    return found if isfinite(found) else ordered[-1][0]
 
 
 # -- as JSON

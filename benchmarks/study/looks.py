@@ -3,6 +3,7 @@ told apart in grey. Knows matplotlib's objects and nothing of what is drawn.
 """
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from benchmarks.study.arithmetic import Band
 from benchmarks.study.policies import STATIC, SWEPT, words
 
 DPI = 110
+LEAST = 0.05  # of the mean: how far down a band reaches where the axis is logarithmic
 DOTTED, DENSE = (0, (1, 2)), (0, (1, 1))
 Dashes = str | tuple[int, tuple[int, ...]]
 
@@ -78,13 +80,24 @@ def curve(axes: Axes, points: Sequence[tuple[float, float]], policy: str, polici
               marker=look.marker, markersize=4.5, label=words(policy), **{"linewidth": 1.6, **more})
 
 
+def open_marker(axes: Axes, point: tuple[float, float], policy: str, policies: Sequence[str]) -> None:
+    """Around a point of a curve."""
+    look = look_of(policy, policies)
+    axes.plot(*point, color=look.color, linestyle="", marker=look.marker, markersize=12, markerfacecolor="none")
+
+
 def shade(axes: Axes, bands: Mapping[float, Band], policy: str, policies: Sequence[str]) -> None:
-    """Between the ends of the bands. Two seeds tell so little that theirs would cover everything."""
-    known = [(x, band.low, band.high) for x, band in bands.items()
-             if band.low is not None and band.high is not None and len(band.values) > 2]
-    if known:
-        xs, low, high = zip(*known, strict=True)
-        axes.fill_between(xs, low, high, color=look_of(policy, policies).color, alpha=0.15, linewidth=0)
+    """Between the ends of the bands, on a logarithmic axis, which has no place at or below 0."""
+    ends = [ends_of(band) for band in bands.values()]
+    axes.fill_between(list(bands), [low for low, _ in ends], [high for _, high in ends],
+                      color=look_of(policy, policies).color, alpha=0.15, linewidth=0)
+
+
+def ends_of(band: Band) -> tuple[float, float]:
+    """No numbers, where nothing is drawn, for who knows too little: two seeds' bands would cover everything."""
+    if band.low is None or band.high is None or len(band.values) < 3:
+        return nan, nan
+    return max(band.low, LEAST * band.mean), band.high
 
 
 def write(drawn: Figure, path: Path) -> Path:

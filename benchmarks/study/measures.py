@@ -9,9 +9,8 @@ from benchmarks.bench.record import Record
 from benchmarks.bench.summary import jain, tokens_in
 from benchmarks.study.arithmetic import fitted, mean, mean_by
 from benchmarks.study.plan import SOLO, SWEEP, SWEET, TOGETHER, USERS, Pace, Points
-from benchmarks.study.policies import DYNAMIC, FIXED, HANDLERS, NOBATCH
+from benchmarks.study.policies import DYNAMIC, FIXED, NOBATCH
 from benchmarks.study.raw import Taken
-from benchmarks.study.seats import heard
 from router.figures import percentile
 
 SETTLED = 0.25  # of the time in which requests came, which does not count for throughput
@@ -40,11 +39,15 @@ class Answer:
 
 
 def answers(taken: Taken, pace: Pace) -> list[Answer]:
-    """Without those that failed. The study's clock begins when a request is heard."""
-    began = heard(taken.records, HANDLERS) if taken.run.is_compat else [record.sent for record in taken.records]
-    return [Answer(record.ask.output_tokens, record.ended - begin, record.ended,
+    """Without those that failed."""
+    return [Answer(record.ask.output_tokens, seconds_of(record), record.ended,
                    pace.seconds(taken.run, record.ask.output_tokens), record.first_token)
-            for record, begin in zip(taken.records, began, strict=True) if not record.error]
+            for record in taken.records if not record.error]
+
+
+def seconds_of(record: Record) -> float:
+    """In the study's mode by the server's clock, which begins when a request is heard, as no client knows."""
+    return record.latency if record.told_seconds is None else record.told_seconds
 
 
 def seconds_alone(records: Sequence[Record]) -> Points:
@@ -52,8 +55,8 @@ def seconds_alone(records: Sequence[Record]) -> Points:
     found: dict[float, float] = {}
     for record in records:
         if not record.error:
-            tokens = record.ask.output_tokens
-            found[tokens] = min(record.latency, found.get(tokens, record.latency))
+            tokens, seconds = record.ask.output_tokens, seconds_of(record)
+            found[tokens] = min(seconds, found.get(tokens, seconds))
     return tuple(sorted(found.items()))
 
 
@@ -98,8 +101,8 @@ def figures(found: Sequence[Answer]) -> dict[str, float]:
 
 
 def window(records: Sequence[Record]) -> tuple[float, float]:
-    """In which requests came, without its beginning."""
-    last = max(record.sent for record in records)
+    """In which requests were due, without its beginning."""
+    last = max(record.due for record in records)
     return SETTLED * last, last
 
 
@@ -111,7 +114,7 @@ def served(records: Sequence[Record]) -> float:
 
 def offered(records: Sequence[Record]) -> float:
     begin, end = window(records)
-    return sum(record.ask.output_tokens for record in records if begin <= record.sent <= end) / (end - begin)
+    return sum(record.ask.output_tokens for record in records if begin <= record.due <= end) / (end - begin)
 
 
 def per_token(found: Sequence[Answer]) -> float:
@@ -123,7 +126,7 @@ def under_load(taken: Taken, pace: Pace) -> dict[str, float]:
     """Of a run in which requests come all the time."""
     found = answers(taken, pace)
     firsts = [answer.first for answer in found if answer.first is not None]
-    last = max(record.sent for record in taken.records)
+    last = max(record.due for record in taken.records)
     return {
         "requests_per_second": len(taken.records) / last, "offered": offered(taken.records),
         "tokens_per_second": served(taken.records), "per_token_p50": per_token(found),

@@ -179,7 +179,7 @@ class Plan:
         """All that the records of a run depend on, to know later whether they are of the same run."""
         asks = self.asks(run)
         return {"router": self.router(run), "shard": dict(self.shape.shard), "requests": len(asks),
-                "tokens": sum(ask.output_tokens for ask in asks), "seconds": asks[-1].at}
+                "tokens": sum(ask.output_tokens for ask in asks), "seconds": asks[-1].at or 0.0}
 
 
 def with_windows(scope: Scope) -> tuple[str, ...]:

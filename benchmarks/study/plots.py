@@ -4,21 +4,24 @@ Says what is drawn where; looks.py says how it looks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
-from benchmarks.study.figures import Levels
-from benchmarks.study.looks import curve, logarithmic, look_of, name_axes, shade, sheet, write
-from benchmarks.study.measures import USERS_SLOWDOWN
+from benchmarks.study.figures import WIDTH, Levels
+from benchmarks.study.looks import curve, logarithmic, look_of, name_axes, open_marker, shade, sheet, write
+from benchmarks.study.measures import KEPT_UP, USERS_SLOWDOWN
 from benchmarks.study.plan import COMPAT, SWEEP, USERS, WORKLOAD
 from benchmarks.study.policies import SWEPT
 from benchmarks.study.raw import Taken
 from benchmarks.study.timeline import timeline
 
 Told = Mapping[str, Any]
+OFFSETS = ((5, 4), (5, -11), (-5, 4), (-5, -11), (19, -3), (-19, -3), (5, 15), (5, -22))  # of words beside points
 TOKENS, LATENCY, TITLE = "# tokens requested", "request latency (s)", "Latency vs Requested Tokens"
 
 
@@ -39,7 +42,7 @@ def drawn(folder: Path, shape: str, told: Told, takens: Sequence[Taken]) -> Iter
         if lines := [taken for taken in takens if (taken.run.part, taken.run.workload) == (WORKLOAD, workload)]:
             yield timeline(folder / f"{shape}-{workload}-timeline.png", lines)
     if SWEEP in told:
-        yield rates(folder / f"{shape}-rates.png", told[SWEEP]["policies"], shape)
+        yield rates(folder / f"{shape}-rates.png", told[SWEEP], shape)
         yield sweet_spot(folder / f"{shape}-sweet-spot.png", told[SWEEP]["policies"], shape)
     if USERS in told:
         yield users(folder / f"{shape}-users.png", told[USERS], shape)
@@ -59,10 +62,10 @@ def original(path: Path, each: Told, policies: Sequence[str]) -> Path:
 def by_tokens(path: Path, each: Told, title: str) -> Path:
     drawing, [axes] = sheet(height=5.4)
     for policy, one in each.items():
-        latencies = one["latency_by_tokens"]
+        latencies = one["latency_by_range"]
         shade(axes, latencies, policy, list(each))
         curve(axes, [(tokens, band.mean) for tokens, band in latencies.items()], policy, list(each))
-    name_axes(axes, "tokens asked for", "request latency, waiting included (s)",
+    name_axes(axes, f"tokens asked for, in ranges of {WIDTH}", "request latency, waiting included (s)",
               f"{title}: mean over seeds, 95 % band")
     logarithmic(axes, "y")
     drawing.legend(loc="outside lower center", ncols=3)
@@ -71,7 +74,7 @@ def by_tokens(path: Path, each: Told, title: str) -> Path:
 
 def fairness(path: Path, each: Told, title: str) -> Path:
     drawing, (left, middle, right) = sheet(1, 3, 10.5, 4.2)
-    bars(left, each, "jain", "Jain index (1: all alike)", "tokens/s of answers")
+    bars(left, each, "jain", "fairness (1: all alike)", "Jain index of tokens/s")
     bars(middle, each, "slowdown", "slowdown", "latency / latency alone")
     bars(right, each, "longest_wait", "longest wait", "until the first token (s)")
     left.set_ylim(0, 1)
@@ -93,21 +96,27 @@ def bars(axes: Axes, each: Told, figure: str, title: str, unit: str) -> None:
     axes.grid(visible=False, axis="x")
 
 
-def rates(path: Path, each: Mapping[str, Levels], shape: str) -> Path:
+def rates(path: Path, told: Told, shape: str) -> Path:
     """Without settings that were swept: they have a plot of their own."""
+    each: Mapping[str, Levels] = told["policies"]
     shown = {policy: levels for policy, levels in each.items() if policy.partition("-")[0] not in SWEPT}
     drawing, axes = sheet(1, 3, 13.5, 5.0)
     for place, (figure, title) in enumerate((("tokens_per_second", "throughput (tokens/s)"),
                                              ("latency_p50", "p50 of request latency (s)"),
                                              ("latency_p95", "p95 of request latency (s)"))):
         for policy, levels in shown.items():
-            points = [(one["requests_per_second"].mean, one[figure]) for one in levels.values()]
-            shade(axes[place], dict(points), policy, list(shown))
-            curve(axes[place], [(x, band.mean) for x, band in points], policy, list(shown))
+            points = {one["requests_per_second"].mean: one[figure] for one in levels.values()}
+            means = [(x, band.mean) for x, band in points.items()]
+            shade(axes[place], points, policy, list(shown))
+            curve(axes[place], means, policy, list(shown))
+            if told["saturation"][policy]["is_full"]:
+                open_marker(axes[place], means[-1], policy, list(shown))
         name_axes(axes[place], "arrivals (requests/s)", title)
         logarithmic(axes[place], "x", "y")
     drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    drawing.suptitle(f"{shape}: Poisson arrivals, mean over seeds, 95 % band; a line ends where a policy is full")
+    drawing.suptitle(f"{shape}: Poisson arrivals, mean over seeds, 95 % band\n"
+                     "a large open marker: here a policy is full, it served less than "
+                     f"{100 * KEPT_UP:.0f} % of what was asked for, twice in a row")
     return write(drawing, path)
 
 
@@ -115,11 +124,14 @@ def sweet_spot(path: Path, each: Mapping[str, Levels], shape: str) -> Path:
     """Throughput against latency: up and to the left is better. Each line is a policy at rising rates."""
     drawing, [axes] = sheet(width=9.4, height=6.0)
     swept = [policy for policy in each if policy.partition("-")[0] in SWEPT]
+    offsets = cycle(OFFSETS)
     for policy, levels in each.items():
         points = [(1e3 * one["per_token_p50"].mean, one["tokens_per_second"].mean) for one in levels.values()]
         curve(axes, points, policy, list(each), **({"linewidth": 0.7, "alpha": 0.8} if policy in swept else {}))
         if policy in swept:
-            axes.annotate(policy.partition("-")[2], points[-1], textcoords="offset points", xytext=(4, 3), fontsize=9)
+            offset = next(offsets)
+            axes.annotate(policy.partition("-")[2], points[-1], textcoords="offset points", xytext=offset, fontsize=9,
+                          color=look_of(policy, list(each)).color, ha="left" if offset[0] > 0 else "right")
     name_axes(axes, "p50 of latency per token, waiting included (ms)", "throughput (tokens/s)",
               f"{shape}: throughput against latency at rising rates; up and left is better")
     logarithmic(axes, "x")
@@ -130,13 +142,12 @@ def sweet_spot(path: Path, each: Mapping[str, Levels], shape: str) -> Path:
 def users(path: Path, told: Told, shape: str) -> Path:
     drawing, [axes] = sheet()
     for policy, levels in told["policies"].items():
-        points = [(level, one["per_token_p50"].mean / told["alone_per_token"]) for level, one in levels.items()]
+        points = [(level, one["by_alone"].mean) for level, one in levels.items()]
         curve(axes, [point for point in points if isfinite(point[1])], policy, list(told["policies"]))
     axes.axhline(USERS_SLOWDOWN, color="black", linewidth=1, linestyle=(0, (6, 3)))
     axes.annotate("twice as long as alone", (1, USERS_SLOWDOWN), textcoords="offset points", xytext=(0, 4), fontsize=9)
     name_axes(axes, "users that ask again when they were answered", "p50 of latency per token / alone",
               f"{shape}: users and what they feel")
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
     return write(drawing, path)

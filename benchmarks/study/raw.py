@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench.record import Ask, Record
-from benchmarks.study.plan import Run
+from benchmarks.study.plan import COMPAT, Run
 
 PLACES = 4  # digits behind the point of a second
 
@@ -70,8 +70,12 @@ def line(record: Record) -> dict[str, Any]:
     """Without the prompt, which its seed makes again."""
     ask = record.ask
     told: dict[str, Any] = {
-        "number": ask.number, "asked": ask.output_tokens, "at": round(ask.at, PLACES),
-        "sent": round(record.sent, PLACES), "ended": round(record.ended, PLACES), "tokens": record.num_tokens}
+        "number": ask.number, "asked": ask.output_tokens, "sent": round(record.sent, PLACES),
+        "ended": round(record.ended, PLACES), "tokens": record.num_tokens}
+    if ask.at is not None:
+        told["at"] = round(ask.at, PLACES)
+    if record.told_seconds is not None:
+        told["told_seconds"] = round(record.told_seconds, PLACES)
     if record.times:
         whole = [round(at, PLACES) for at in record.times]
         told |= {"first": whole[0], "gaps_ms": [round(1e3 * (after - before), 1) for before, after in pairwise(whole)]}
@@ -80,12 +84,19 @@ def line(record: Record) -> dict[str, Any]:
 
 def read(path: Path) -> Taken:
     head, *rest = map(json.loads, path.read_text().splitlines())
-    return Taken(Run(**head["run"]), head["settings"], head["made"], list(map(record_of, rest)), head["stats"])
+    run = Run(**head["run"])
+    records = [record_of(told, is_open=run.concurrency is None) for told in rest]
+    if run.part == COMPAT and any(record.told_seconds is None for record in records if not record.error):
+        raise ValueError(f"{path} was made by an older version, to which the server did not tell how long its answers "
+                         "took: remove it, and measure it anew")
+    return Taken(run, head["settings"], head["made"], records, head["stats"])
 
 
-def record_of(told: Mapping[str, Any]) -> Record:
+def record_of(told: Mapping[str, Any], *, is_open: bool) -> Record:
+    """Older files have an `at` of 0 also where nobody knew one."""
     times = array("d")
     if "first" in told:
         times.extend(accumulate((gap / 1e3 for gap in told["gaps_ms"]), initial=told["first"]))
-    return Record(Ask(told["number"], "", told["asked"], at=told["at"]), told["sent"], told["ended"], times,
-                  told["tokens"], error=told.get("error", ""))
+    ask = Ask(told["number"], "", told["asked"], at=told.get("at") if is_open else None)
+    return Record(ask, told["sent"], told["ended"], times, told["tokens"], told_seconds=told.get("told_seconds"),
+                  error=told.get("error", ""))

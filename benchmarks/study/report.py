@@ -21,8 +21,8 @@ NOTES = """\
 Figures are means over seeds, ± half of the 95 % band. The original is the effective-batching study. `mean latency` is
 over numbers of tokens asked for, as there, and so are slope and r, of a line through these means. `original's
 throughput` is its formula, tokens by seconds of requests; `tokens/s` goes by the clock on the wall. In the original's
-mode the clock begins when a request is heard, eight at most at once; elsewhere when it is sent. Slowdown is latency by
-the latency of as many tokens alone."""
+mode latency is what the server's clock says, which begins when a request is heard, eight at most at once; elsewhere it
+counts from when a request was due. Slowdown is latency by the latency of as many tokens alone."""
 
 
 def figure(value: Band | float, digits: int) -> str:
@@ -113,9 +113,11 @@ def page(told: Told, made: Sequence[Told], plots: Sequence[Path], folder: Path) 
     """README.md of the folder, whose records may come from several commands."""
     where = [f"- {one['date']}, `{one['command']}`, on {one['hardware']}, with {with_versions(one)}"
              for one in sources(made)]
+    studied = any(COMPAT in one for one in told["shapes"].values())
     head = "\n".join([
         f"# The batching study, {max(one['date'] for one in made)}", "", *where, "",
-        "Raw records are under `raw/`, the figures of the tables in `summary.json`, and what the server with the "
-        "original's routes wrote under `csv/`.", *filter(None, [with_stolen(made)])])
+        "Raw records are under `raw/`, the figures of the tables in `summary.json`"
+        + (", and what the server with the original's routes wrote under `csv/`." if studied else "."),
+        *filter(None, [with_stolen(made)])])
     shown = "\n\n".join(f"![{path.stem}]({path.relative_to(folder)})" for path in plots)
     return "\n\n".join([head, NOTES, "## Tables", table(told), "## Plots", shown]) + "\n"

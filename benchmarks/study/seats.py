@@ -1,22 +1,10 @@
-"""Who was where when: when a server with few handlers heard each request, and the slots of a batch over time. Pure."""
+"""Who was where when: the slots of a batch over time. Pure."""
 
-from collections.abc import Iterable, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
+from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from benchmarks.bench.record import Record
-
-
-def heard(records: Sequence[Record], handlers: int) -> list[float]:
-    """When each was, in the order of the records: the first to come is the first to get a handler. Where clocks begin
-    behind that, as the study's does, latencies begin then."""
-    free = [0.0] * handlers
-    heapify(free)
-    found = dict.fromkeys(range(len(records)), 0.0)
-    for place in sorted(found, key=lambda place: records[place].sent):
-        found[place] = max(free[0], records[place].sent)
-        heapreplace(free, records[place].ended)
-    return list(found.values())
 
 
 class Seat(NamedTuple):

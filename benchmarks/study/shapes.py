@@ -20,6 +20,7 @@ TOKEN_SECONDS = (EIGHT_SECONDS - SOLO_SECONDS) / (7 * MEAN_LENGTH)
 PASS_SECONDS = SOLO_SECONDS - MEAN_LENGTH * TOKEN_SECONDS
 MEAN_SERVICE = 11.02 / 8  # seconds of a request alone there: eight are in flight, each takes eight times that
 TOGETHER_THERE = 8 / EIGHT_SECONDS  # tokens a second
+COMES_WITH_WEFT = Path(__file__).parents[2] / "launcher" / "demo" / "model"
 CACHE_TOKENS = 16_384  # for 64 requests of 256: none is longer
 
 
@@ -43,13 +44,12 @@ def real(name: str, folder: Path) -> Shape:
     return Shape(name, str(folder.resolve()), router={"max_batch_total_tokens": CACHE_TOKENS})
 
 
-def shape_of(name: str, models: Path, demo: Path | None, pace: float) -> Shape:
+def shape_of(name: str, models: Path, demo: Path, pace: float) -> Shape:
     """Weights that are not there yet are made."""
     if name == SIMULATED:
         return simulated(pace)
     if name in SHAPES:
         return real(name, make(name, models / name))
-    if demo is None or not (demo / "config.json").exists():
-        raise ValueError(f"--shapes {DEMO} needs --demo FOLDER, the folder of the model that comes with weft: "
-                         "launcher/demo/model")
+    if not (demo / "config.json").exists():
+        raise ValueError(f"--shapes {DEMO}: there is no model in {demo} (no config.json); --demo says where one is")
     return real(DEMO, demo)

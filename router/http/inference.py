@@ -1,8 +1,8 @@
 """The dialect of the effective-batching study: `POST /inference`, and `GET /stats` with the figures of its plots.
 
-Its clock begins when a request is heard, which is when fewer than `--max-handlers` others are, and its throughput is
-tokens by seconds of requests, not by those of a clock on the wall. Turns foreign JSON into `Wanted`. Knows nothing of
-who runs together.
+Its clock begins when a request is heard, which is when fewer than `--max-handlers` others are; each answer tells its
+seconds in a header. Its throughput is tokens by seconds of requests, not by those of a clock on the wall. Turns foreign
+JSON into `Wanted`. Knows nothing of who runs together.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from router.validation import Wanted
 
 FIELDS = Names("prompt", "num_tokens", truncate="", must_fit=sys.maxsize)  # as many are made as are asked for
 NAMES = {"none": "nobatch", "continuous": "dynamic"}  # the study's, where it has others
+SECONDS = "x-weft-seconds"  # of the clock of /stats: no client sees when it was heard
 WHERE = Path("data")  # from where the server was started
 HINT = "POST a prompt and num_tokens to /inference; GET /stats for latencies and throughput of all that were answered\n"
 
@@ -99,8 +100,10 @@ class Inference:
             asked = await read_untyped(request, Asked)
             choices = await self._house.validator.choices(asked.wanted(caller))
             [answer] = await collected(self._house, choices, caller)
-            self._latencies.add(answer.end.num_tokens, self._now() - began)
-        return json_answer({"completion": asked.prompt + answer.end.text}, identity(request))
+            seconds = self._now() - began
+            self._latencies.add(answer.end.num_tokens, seconds)
+        return json_answer({"completion": asked.prompt + answer.end.text},
+                           identity(request) | {SECONDS: f"{seconds:.6f}"})
 
     async def stats(self, _: web.Request) -> web.Response:
         await asyncio.to_thread(write, self._file, self._latencies.lines())

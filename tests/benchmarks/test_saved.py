@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -35,6 +38,32 @@ def test_a_program_is_told_as_it_was_started(name: str | None, told: str, monkey
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/text-generation-benchmark", "--seconds", "2"])
     assert saved.made()["command"] == f"{told} --seconds 2"
+
+
+@pytest.mark.slow
+def test_a_checkout_tells_its_commit_and_whether_something_was_changed(tmp_path: Path) -> None:
+    git = shutil.which("git")
+    if git is None:
+        pytest.skip("there is no git")
+    (tmp_path / "file").write_text("before")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for words in (("init", "-q"), ("add", "file"), (*who, "commit", "-q", "-m", "first")):
+        subprocess.run([git, *words], cwd=tmp_path, check=True)
+    commit = saved.commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{7,}", commit)
+    (tmp_path / "file").write_text("after")
+    assert saved.commit(tmp_path) == f"{commit}+"
+
+
+def test_where_there_is_no_checkout_or_no_git_no_commit_is_told(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert saved.commit(tmp_path) == ""
+    (tmp_path / ".git").mkdir()
+    assert saved.commit(tmp_path) == ""
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    assert saved.commit() == ""
+    monkeypatch.setattr(sys, "argv", ["step"])
+    assert list(saved.made("weft bench")["versions"]) == ["weft", "Python", "torch"]
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -38,13 +38,17 @@ def test_who_tells_the_truth_is_not_off() -> None:
 
 
 def test_who_is_late_is_off_by_as_much() -> None:
-    assert compared(records(late=0.003)).first_token == pytest.approx(0.003 / (3 * STEP), rel=1e-3)
+    point = compared(records(late=0.003))
+    assert point.first_token == pytest.approx(0.003 / (3 * STEP), rel=1e-3)
+    assert (point.first_token_off_ms, point.between_tokens_off_ms) == (pytest.approx(3.0), pytest.approx(0, abs=1e-6))
 
 
 def test_the_middle_of_points_is_that_of_each_figure() -> None:
-    points = [Point(1, 0.1, 0.2, 0.3, 1, 2, 3), Point(1, 0.3, 0.1, 0.2, 3, 1, 2), Point(1, 0.2, 0.3, 0.1, 2, 3, 1)]
-    assert middle(points) == Point(1, 0.2, 0.2, 0.2, 2, 2, 2)
+    points = [Point(1, 0.1, 0.2, 0.3, 1, 2, 3, 4, 5), Point(1, 0.3, 0.1, 0.2, 3, 1, 2, 5, 4),
+              Point(1, 0.2, 0.3, 0.1, 2, 3, 1, 6, 6)]
+    assert middle(points) == Point(1, 0.2, 0.2, 0.2, 2, 2, 2, 5, 5)
 
 
 def test_a_point_is_a_row() -> None:
-    assert "+10.00%" in table([Point(8, 0.1, 0.2, 0.3, 1, 2, 3)]).splitlines()[1]
+    assert table([Point(8, 0.1, 0.2, 0.3, 1, 2, 3, 1.5, -0.25)]).splitlines()[1].split() == [
+        "8", "+10.00%", "+1.50", "+20.00%", "-0.250", "+30.00%", "1.00", "2.000", "3.0"]

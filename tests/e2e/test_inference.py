@@ -62,6 +62,18 @@ def test_the_figures_are_those_of_the_study(tmp_path: Path) -> None:
     batching(story, tmp_path)
 
 
+def test_every_answer_tells_its_own_seconds_and_stats_what_they_are_together(tmp_path: Path) -> None:
+    """Also of those that nobody heard for a while."""
+    async def story(weft: Any) -> None:
+        async def seconds(num_tokens: int) -> float:
+            async with weft.http.post("/inference", json={"prompt": "a", "num_tokens": num_tokens}) as answer:
+                return float(answer.headers["x-weft-seconds"])
+        each = await asyncio.gather(*map(seconds, range(1, 9)))
+        assert min(each) > 0
+        assert sum(each) == pytest.approx((await stats(weft))["total-elapsed-time"], abs=1e-5)
+    batching(story, tmp_path, max_handlers=2)
+
+
 BAD: list[tuple[object, str]] = [
     ([], "body"), ({"num_tokens": 5}, "`prompt`"), ({"prompt": 5, "num_tokens": 5}, "`prompt`"),
     ({"prompt": "a"}, "`num_tokens`"), ({"prompt": "a", "num_tokens": "five"}, "`num_tokens` must be a number"),

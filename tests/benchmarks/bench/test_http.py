@@ -39,7 +39,7 @@ def hear(pieces: Sequence[bytes], *, end: bool = False, error: Exception | None 
             connection.data_received(piece)
         if end or error:
             connection.connection_lost(error)
-        return await over, b"".join(body), connection.is_free
+        return (await over).status, b"".join(body), connection.is_free
     return asyncio.run(story())
 
 
@@ -123,7 +123,8 @@ def test_a_kept_connection_that_is_gone_costs_no_request() -> None:
 
     async def story(client: Server) -> None:
         for _ in range(5):
-            assert await client.exchange(client.request("GET", "/", "", b""), lambda *_: None) == 404
+            head = await client.exchange(client.request("GET", "/", "", b""), lambda *_: None)
+            assert (head.status, head.fields) == (404, {"content-length": "4"})
     with_server(once, story)
     assert connections == 5
 

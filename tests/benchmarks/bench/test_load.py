@@ -51,7 +51,7 @@ class House:
 
     async def inference(self, request: web.Request) -> web.Response:
         self.asked.append(await request.json())
-        return web.json_response({"completion": "all"})
+        return web.json_response({"completion": "all"}, headers={"X-Weft-Seconds": "0.250000"})
 
 
 def play(asks: list[Ask], dialect: str = "tgi", timeout: float = 10.0, patience: float = 20.0,
@@ -71,7 +71,7 @@ def play(asks: list[Ask], dialect: str = "tgi", timeout: float = 10.0, patience:
     return asyncio.run(asyncio.wait_for(told(), patience))
 
 
-def some(count: int, prompt: str = "say", at: Callable[[int], float] = lambda _: 0.0) -> list[Ask]:
+def some(count: int, prompt: str = "say", at: Callable[[int], float | None] = lambda _: None) -> list[Ask]:
     return [Ask(number, prompt, 5 + number, at=at(number)) for number in range(count)]
 
 
@@ -90,7 +90,13 @@ def test_so_many_clients_take_turns() -> None:
 
 def test_no_request_is_sent_before_its_moment() -> None:
     records, _ = play(some(5, at=lambda number: 0.02 * number))
-    assert all(record.sent >= record.ask.at - 0.001 for record in records)
+    assert all(record.sent >= 0.02 * record.ask.number - 0.001 for record in records)
+
+
+def test_what_was_late_waited_from_when_it_was_due() -> None:
+    [record], _ = play(some(1, at=lambda _: -1.0))
+    assert record.sent >= 0
+    assert min(record.latency, record.first_token or 0.0) > 1.0
 
 
 def test_clients_that_have_no_time_left_ask_nothing() -> None:
@@ -137,7 +143,7 @@ def test_a_server_that_is_not_there_is_in_every_record() -> None:
 
 def test_an_answer_that_is_not_streamed_has_as_many_tokens_as_were_asked_for() -> None:
     [record], house = play(some(1), "batching", concurrency=1)
-    assert (record.num_tokens, list(record.times), record.first_token) == (5, [], None)
+    assert (record.num_tokens, list(record.times), record.first_token, record.told_seconds) == (5, [], None, 0.25)
     assert house.asked == [{"prompt": "say", "num_tokens": 5}]
 
 

@@ -1,5 +1,6 @@
 """Tests of benchmarks/bench/__main__.py: the program as users call it, against a simulated shard."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.bench import __main__ as program
+from benchmarks.bench.client import Target
+from benchmarks.bench.dialects import DIALECTS
 from benchmarks.bench.record import Ask, Record
 from benchmarks.bench.settings import read_settings
 from benchmarks.processes import HOST, SHARD, serving
@@ -15,9 +18,10 @@ Bench = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    shard = {"simulated": SHARD | {"seconds_per_step": 0.001}}
-    with serving(2, shard=shard, settings={"dialect": "batching"}) as server:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """/stats writes into the server's folder."""
+    shard, folder = {"simulated": SHARD | {"seconds_per_step": 0.001}}, tmp_path_factory.mktemp("server")
+    with serving(2, shard=shard, settings={"dialect": "batching"}, folder=folder) as server:
         yield f"http://{HOST}:{server.port}"
 
 
@@ -43,6 +47,8 @@ def test_every_dialect_is_measured_and_kept(bench: Bench, url: str, dialect: str
     assert (code, "end to end p50, ms" in out, "the bench itself, % of a core" in out) == (0, True, True)
     [result] = json.loads(paths["json"].read_text())["results"]
     assert {(record["num_tokens"], record["error"]) for record in result["records"]} == {(7, "")}
+    assert ("by the server's own books" in out) == ("total-tokens-handled" in result["stats"]) == (
+        dialect == "batching")
     assert len(paths["csv"].read_text().splitlines()) == 13
     assert "<svg" in paths["html"].read_text()
 
@@ -104,11 +110,33 @@ def test_whoever_interrupts_sees_what_there_is(bench: Bench, url: str, monkeypat
 @pytest.mark.parametrize(("words", "is_whole", "end"), [
     ((), True, 5.0), (("--seconds", "60"), True, 60.0), (("--seconds", "60"), False, 5.0),
     (("--seconds", "60", "--rate", "1"), True, 60.0),
-    (("--seconds", "60", "--rate", "1", "--requests", "9"), True, 5.0)])
+    (("--seconds", "60", "--rate", "1", "--requests", "9"), True, 5.0),
+    (("--seconds", "60", "--trace", "x"), True, 5.0),
+    (("--seconds", "60", "--dialect", "batching"), True, 5.0),
+    (("--seconds", "60", "--dialect", "batching", "--numsamples", "9"), True, 5.0),
+    (("--seconds", "60", "--dialect", "batching", "--rate", "1"), True, 60.0),
+    (("--seconds", "60", "--dialect", "batching", "--concurrency", "4"), True, 60.0)])
 def test_a_window_ends_with_the_time_unless_there_was_nothing_more_or_it_was_called_off(
         words: tuple[str, ...], is_whole: bool, end: float) -> None:
     records = [Record(Ask(0, "a", 1), 0.0, ended) for ended in (5.0, 3.0)]
     assert program.end_of(read_settings([*words]), records, is_whole=is_whole) == end
+
+
+@pytest.mark.parametrize("answer", [
+    b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\ngone", b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]",
+    b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ngone", b""])
+def test_a_server_without_books_spoils_nothing(answer: bytes) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /stats ")
+        writer.write(answer)
+        writer.close()
+
+    async def story() -> None:
+        async with await asyncio.start_server(serve, HOST, 0) as server:
+            address = f"http://{HOST}:{server.sockets[0].getsockname()[1]}"
+            assert await program.what_it_counted(Target(address, DIALECTS["batching"])) == {}
+            assert await program.what_it_counted(Target(address, DIALECTS["tgi"])) == {}
+    asyncio.run(story())
 
 
 @pytest.mark.slow

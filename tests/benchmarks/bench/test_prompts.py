@@ -50,11 +50,16 @@ def test_servers_count_in_several_shapes(answer) -> None:
 
 def test_prompts_are_read_as_text_strings_or_objects(tmp_path: Path) -> None:
     path = tmp_path / "prompts"
-    path.write_text('Say {this}\n\n"two\\nlines"\n{"prompt": "three", "output_tokens": 5}\n{not JSON\n')
-    assert read_prompts(path) == [("Say {this}", None), ("two\nlines", None), ("three", 5), ("{not JSON", None)]
+    path.write_text('Say {this}\n\n"two\\nlines"\n{"prompt": "three", "output_tokens": 5}\n'
+                    '{"prompt": "four", "output_tokens": null}\n{not JSON\n')
+    assert read_prompts(path) == [
+        ("Say {this}", None), ("two\nlines", None), ("three", 5), ("four", None), ("{not JSON", None)]
 
 
-@pytest.mark.parametrize(("text", "reason"), [("", "holds no prompt"), ('{"text": 1}', "no text as `prompt`")])
+@pytest.mark.parametrize(("text", "reason"), [
+    ("", "holds no prompt"), ('{"text": 1}', "line 1: an object has no text as `prompt`"),
+    *((f'first\n\n{{"prompt": "a", "output_tokens": {count}}}', f"line 3: `output_tokens` must .* got {count}$")
+      for count in ('"10"', "0", "-1", "true", "1.5", "5.0"))])
 def test_a_file_without_prompts_is_said(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "prompts"
     path.write_text(text)

@@ -1,14 +1,28 @@
 """What a request says of itself."""
 
+from array import array
+
 import pytest
 from benched import answer, refusal, whole
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.bench.record import Ask, Record
+
 
 def test_the_first_token_is_counted_from_when_it_was_sent() -> None:
     assert answer(sent=2.0, first=0.5).first_token == pytest.approx(0.5)
     assert answer(sent=2.0, first=0.5, gap=0.25, tokens=3).latency == pytest.approx(1.0)
+
+
+def test_who_sends_late_makes_nobody_wait_less() -> None:
+    late = Record(Ask(0, "a", 1, at=1.0), 1.5, 3.0, array("d", [2.0, 3.0]))
+    assert (late.due, late.first_token, late.latency) == (1.0, 1.0, 2.0)
+
+
+def test_who_sends_early_waits_from_then_on_and_so_does_who_was_never_due() -> None:
+    assert Record(Ask(0, "a", 1, at=1.0), 0.75, 3.0).latency == 2.25
+    assert Record(Ask(0, "a", 1), 0.75, 3.0).latency == 2.25
 
 
 def test_what_was_not_streamed_has_no_first_token_and_no_gaps() -> None:

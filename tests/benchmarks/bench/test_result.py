@@ -45,7 +45,7 @@ def lines(text: str) -> list[dict[str, str]]:
 def test_csv_has_a_line_for_each_request() -> None:
     made = lines(to_csv([result([answer(sent=1.0, first=0.5, gap=0.25, tokens=3, number=7, adapter="a")], "B")]))
     assert made == [dict(zip(COLUMNS, (
-        "B", "7", "a", "1.0", "0.5", "2.0", "1.0", "", "3", "3", "0.25", "200", ""), strict=True))]
+        "B", "7", "a", "1.0", "1.0", "0.5", "2.0", "1.0", "", "3", "3", "0.25", "200", ""), strict=True))]
 
 
 def test_errors_may_hold_commas_and_lines() -> None:

@@ -39,6 +39,14 @@ def test_one_prompt_of_the_study_is_one_request() -> None:
     assert (workload.requests, workload.only, workload.output_tokens) == (1, "Hello", "9")
 
 
+@pytest.mark.parametrize("flag", [
+    "--concurrency 4", "--rate 2", "--trace x", "--requests 5", "--numsamples 3", "--seconds 2", "--wait 0",
+    "--selection descend", "--numtokens_range 5", "--prompts x", "--prompt-tokens 9", "--output-tokens 9"])
+def test_what_one_request_has_no_use_for_is_refused(flag: str) -> None:
+    with pytest.raises(ValueError, match=f"make one request, of which {flag.partition(' ')[0]} says nothing"):
+        read(f"--dialect batching --prompt Hello --numtokens 9 {flag}")
+
+
 @pytest.mark.parametrize("flags", [
     "--concurrency 4 --rate 2", "--rate 2 --trace x", "--seconds 2 --warm-up 2", "--prompt a", "--numsamples 4",
     "--dialect batching --prompt a", "--sampling [1]", "--sampling {", "--goal ttft", "--goal speed=1s",
@@ -65,6 +73,20 @@ def test_the_other_run_is_like_the_first_but_for_its_flags() -> None:
 def test_what_is_wrong_with_the_other_is_said() -> None:
     words = ["--versus", "--rate x"]
     with pytest.raises(ValueError, match=r"--versus '--rate x': "):
+        other(words, read_settings(words))
+
+
+def test_a_quote_that_is_not_closed_is_said_to_be_in_versus() -> None:
+    words = ["--versus", "--api-key 'secret"]
+    with pytest.raises(ValueError, match=r"^--versus holds .*: No closing quotation$"):
+        other(words, read_settings(words))
+
+
+@pytest.mark.parametrize("place", ["json", "csv", "html"])
+def test_both_runs_go_into_one_file_which_is_named_outside(place: str) -> None:
+    """Of a second name an empty file came."""
+    words = [f"--{place}", "a", "--versus", f"--{place} b"]
+    with pytest.raises(ValueError, match=f"give --{place} outside of --versus"):
         other(words, read_settings(words))
 
 

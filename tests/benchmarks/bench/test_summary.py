@@ -7,6 +7,7 @@ from benched import answer, refusal, whole
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.bench.record import Ask, Record
 from benchmarks.bench.summary import Goal, Spread, jain, summary, tokens_in
 
 POSITIVE = st.floats(0.001, 1000.0)
@@ -36,6 +37,13 @@ def test_latencies_count_of_what_was_sent_in_the_window() -> None:
     made = summary(records, (1.0, 2.0))
     assert (made.requests, made.first_token.count) == (2, 2)
     assert made.first_token.most == pytest.approx(0.2)
+
+
+def test_what_was_due_in_the_window_counts_though_it_was_sent_behind_it() -> None:
+    """Who sends too late would otherwise leave out those that waited longest."""
+    late = Record(Ask(0, "a", 5, at=0.5), 1.5, 3.0, num_tokens=5)
+    made = summary([late], (0.0, 1.0))
+    assert (made.requests, made.latency.most) == (1, 2.5)
 
 
 def test_tokens_count_when_they_came_in_the_window() -> None:

@@ -43,6 +43,17 @@ def test_a_shared_prefix_leaves_room_for_something_of_ones_own() -> None:
         asks(requests=3, prompt_tokens="20", shared_prefix=20)
 
 
+def test_only_in_an_open_loop_a_request_is_due() -> None:
+    assert {ask.at for ask in asks(requests=3)} == {None}
+    assert [ask.at for ask in asks(requests=3, rate=2.0, even=True)] == [0.0, 0.5, 1.0]
+
+
+def test_it_is_limited_by_a_number_or_a_trace() -> None:
+    assert not Workload(rate=4.0, seconds=10.0).is_limited
+    assert Workload(rate=4.0, seconds=10.0, requests=7).is_limited
+    assert Workload(trace="a file").is_limited
+
+
 def test_adapters_take_turns() -> None:
     assert [ask.adapter for ask in asks(requests=5, adapters=("a", "b"))] == ["a", "b", "a", "b", "a"]
 

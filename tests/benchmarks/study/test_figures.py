@@ -6,11 +6,15 @@ from typing import Any
 import pytest
 from studied import SCOPE, study
 
+from benchmarks.bench.record import Ask, Record
 from benchmarks.study.arithmetic import Band
-from benchmarks.study.figures import plain, summary, users_at
-from benchmarks.study.plan import Pace
+from benchmarks.study.figures import latency_by_range, plain, summary, users, users_at
+from benchmarks.study.measures import Answer
+from benchmarks.study.plan import Pace, Run
+from benchmarks.study.raw import Taken
 
 pytestmark = pytest.mark.slow
+PACE = Pace(*[((1.0, 1.0),)] * 3)
 
 
 @cache
@@ -42,6 +46,7 @@ def test_saturation_is_told_beside_that_of_one_at_a_time() -> None:
     most = told()["shapes"]["simulated"]["sweep"]["saturation"]
     assert most["none"]["by_none"] == 1
     assert most["none"]["tokens_per_second"] == pytest.approx(100, rel=0.1)  # a hundredth of a second a token
+    assert (most["none"]["is_full"], most["mixed"]["is_full"]) == (True, False)
     assert most["mixed"]["level"] == 16
     assert most["mixed"]["by_none"] > 5
 
@@ -62,9 +67,41 @@ def test_users_are_counted_at_twice_the_latency_of_one_alone() -> None:
 
 
 def test_users_that_were_never_too_many_are_as_many_as_were_tried() -> None:
-    runs = [taken for taken in study(SCOPE) if taken.run.part == "users" and taken.run.policy == "mixed"]
-    pace = Pace(*[((1.0, 1.0),)] * 3)
-    assert users_at(runs, inf, pace) == max(taken.run.level for taken in runs)
+    assert users_at([(1.0, 1.0), (16.0, 1.9)]) == 16
+    assert users_at([(8.0, 3.0), (1.0, 1.0)]) == 4.5
+
+
+def asked_by(users: float, seed: int, seconds: float, policy: str = "mixed") -> Taken:
+    """A run in which each answer of eight tokens takes so long."""
+    records = [Record(Ask(0, "", 8), number * seconds, (number + 1) * seconds) for number in range(2)]
+    return Taken(Run("users", "simulated", "closed", policy, seed, users), {}, {}, records)
+
+
+def test_users_wait_twice_as_long_as_one_alone_did_in_the_same_seed() -> None:
+    """Once the mean of all seeds was alone: where the machine was faster nobody ever seemed to wait so long."""
+    runs = [asked_by(1, 0, 1.0), asked_by(9, 0, 3.0), asked_by(1, 1, 2.0), asked_by(9, 1, 6.0)]
+    found = users(runs, PACE)
+    assert found["at_twice"]["mixed"].values == (5.0, 5.0)
+    assert (found["alone_per_token"], found["policies"]["mixed"][9]["by_alone"].values) == (0.1875, (3.0, 3.0))
+
+
+def test_a_seed_in_which_nobody_was_alone_goes_by_the_others() -> None:
+    found = users([asked_by(1, 0, 1.0), asked_by(9, 0, 3.0), asked_by(9, 1, 1.5)], PACE)
+    assert found["at_twice"]["mixed"].values == (5.0, 9.0)
+
+
+def test_who_serves_one_alone_slowly_is_not_judged_by_that() -> None:
+    found = users([asked_by(1, 0, 1.0), asked_by(1, 0, 4.0, "pause")], PACE)
+    assert found["policies"]["pause"][1]["by_alone"].mean == 4.0
+
+
+def test_latencies_are_taken_together_in_ranges_of_tokens() -> None:
+    seeds = [[answer(1, 1.0), answer(25, 3.0)], [answer(10, 2.0), answer(10, 4.0)]]
+    assert {place: band.values for place, band in latency_by_range(seeds).items()} == {7: (1.0, 3.0), 25: (3.0,)}
+
+
+def answer(tokens: int, seconds: float) -> Answer:
+    return Answer(tokens, seconds, seconds, 1.0, None)
 
 
 def test_what_is_no_number_is_null_in_json() -> None:

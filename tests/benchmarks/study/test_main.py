@@ -10,6 +10,7 @@ from cyclopts import App, CycloptsError
 from benchmarks.saved import made
 from benchmarks.study import __main__ as study
 from benchmarks.study.__main__ import DEFAULT, QUICK, Settings, batching, folder_of, scope_of
+from benchmarks.study.raw import Raw
 
 EVERYTHING = Settings()
 
@@ -74,3 +75,8 @@ def test_a_quick_study_leaves_records_summary_plots_and_a_page(
     lengths = told["shapes"]["simulated"]["compat"]["policies"]["dynamic"]["latency_by_tokens"]
     assert len(csv.splitlines()) <= len(lengths) <= QUICK.requests
     assert "study-all.png" in (tmp_path / "README.md").read_text()
+    for taken in Raw(tmp_path).all():
+        if taken.run.part == "compat":
+            seconds = [record.told_seconds or 0.0 for record in taken.records]
+            assert min(seconds) > 0
+            assert sum(seconds) == pytest.approx(taken.stats["total-elapsed-time"], abs=1e-3)

@@ -1,4 +1,5 @@
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -40,11 +41,18 @@ def flow(run: Run, latency: float, *, until: float = 40.0) -> Taken:
     return taken(run, *(record(10, float(at), at + latency, at + latency) for at in range(int(until) + 1)))
 
 
-def test_in_the_studys_mode_the_clock_begins_when_a_request_is_heard() -> None:
-    """Eight are; the ninth waits for the first that ends."""
-    nine = [record(10, 0.0, 5.0), *(record(10, 0.0, 9.0) for _ in range(7)), record(10, 0.0, 6.0)]
-    assert [answer.seconds for answer in answers(taken(COMPAT, *nine), PACE)] == [5.0, *[9.0] * 7, 1.0]
-    assert answers(taken(SWEEP, *nine), PACE)[8].seconds == 6.0
+def test_in_the_studys_mode_the_clock_is_the_servers() -> None:
+    """A burst may be heard in another order than it was sent, which no client can reckon: latencies became negative."""
+    burst = [replace(record(10, 0.0, 9.0 - place), told_seconds=1.0) for place in range(9)]
+    assert [answer.seconds for answer in answers(taken(COMPAT, *burst), PACE)] == [1.0] * 9
+    assert seconds_alone(burst) == ((10, 1.0),)
+
+
+def test_elsewhere_the_clock_begins_when_a_request_is_due_however_late_it_was_sent() -> None:
+    late = Record(Ask(0, "", 10, at=1.0), 3.0, 6.0, array("d", [4.0, 6.0]))
+    [answer] = answers(taken(SWEEP, late), PACE)
+    assert (answer.seconds, answer.first) == (5.0, 3.0)
+    assert window([late]) == (0.25, 1.0)
 
 
 def test_who_failed_gave_no_answer() -> None:

@@ -6,8 +6,9 @@ from matplotlib.figure import Figure
 from studied import SCOPE, study
 
 from benchmarks.study import plots
+from benchmarks.study.arithmetic import Band
 from benchmarks.study.figures import summary
-from benchmarks.study.looks import LOOKS, curve, logarithmic, look_of, sheet
+from benchmarks.study.looks import LEAST, LOOKS, curve, ends_of, logarithmic, look_of, shade, sheet
 from benchmarks.study.policies import CACHED, VARIANTS, windows
 
 pytestmark = pytest.mark.usefixtures("fonts")
@@ -47,6 +48,42 @@ def test_the_studys_plots_say_what_they_said_there(drawings: list[Figure], tmp_p
         [axes] = drawing.axes
         assert (axes.get_xlabel(), axes.get_ylabel()) == ("# tokens requested", "request latency (s)")
         assert (axes.get_title(), len(axes.lines)) == ("Latency vs Requested Tokens", lines)
+
+
+@pytest.mark.slow
+def test_only_lines_that_end_since_a_policy_is_full_are_marked(drawings: list[Figure], tmp_path: Path) -> None:
+    told = summary(study(SCOPE))["shapes"]["simulated"]["sweep"]
+    plots.rates(tmp_path, told, "simulated")
+    shown = [policy for policy in told["policies"] if policy not in VARIANTS]
+    full = {policy for policy in shown if told["saturation"][policy]["is_full"]}
+    assert full
+    assert "mixed" not in full
+    for axes in drawings[0].axes:
+        marks = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
+        assert {look_of(policy, shown).marker for policy in full} == {line.get_marker() for line in marks}
+    assert "large open marker" in drawings[0].get_suptitle()
+
+
+def band(mean: float, reach: float) -> Band:
+    return Band(mean, mean - reach, mean + reach, (mean,) * 3)
+
+
+def test_a_band_breaks_where_too_few_seeds_know_it() -> None:
+    _, [axes] = sheet()
+    wide = {1.0: band(2, 1), 2.0: band(2, 1), 3.0: Band.of([1.0, 2.0]), 4.0: band(2, 1), 5.0: band(2, 1)}
+    shade(axes, wide, "mixed", ["mixed"])
+    assert len(axes.collections[0].get_paths()) == 2
+
+
+def test_a_band_that_reaches_below_zero_ends_above_it() -> None:
+    assert ends_of(band(2, 3)) == (2 * LEAST, 5)
+    assert ends_of(band(2, 1)) == (1, 3)
+
+
+def test_users_stand_where_they_are_interpolated(drawings: list[Figure], tmp_path: Path) -> None:
+    one = {1.0: {"by_alone": band(1, 0)}, 8.0: {"by_alone": band(3, 0)}}
+    plots.users(tmp_path, {"policies": {"mixed": one}}, "simulated")
+    assert drawings[0].axes[0].get_xscale() == "linear"
 
 
 def test_policies_differ_in_more_than_colour() -> None:

@@ -33,6 +33,13 @@ def test_the_page_says_what_was_run_and_shows_the_plots(tmp_path: Path) -> None:
     text = page(summary(study(SCOPE)), [MADE, MADE], [tmp_path / "plots" / "one.png"], tmp_path)
     assert text.count("- 2025-01-31, `weft study batching`, on a machine, with weft 0.1.0\n") == 1
     assert "![one](plots/one.png)" in text
+    assert "under `csv/`" in text
+
+
+def test_a_page_without_the_studys_mode_speaks_of_no_csv(tmp_path: Path) -> None:
+    text = page({"shapes": {"simulated": {}}}, [MADE], [], tmp_path)
+    assert "in `summary.json`.\n" in text
+    assert "csv" not in text
 
 
 def test_every_command_is_told_once() -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.study.shapes import (
+    COMES_WITH_WEFT,
     EIGHT_SECONDS,
     MEAN_LENGTH,
     SOLO_SECONDS,
@@ -40,9 +41,13 @@ def test_a_folder_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     Path("demo", "config.json").write_text("{}")
     shape = shape_of("demo", tmp_path, Path("demo"), 1.0)
     assert shape.folder == str(tmp_path / "demo")
-    assert shape_of("simulated", tmp_path, None, 1.0).folder == ""
+    assert shape_of("simulated", tmp_path, tmp_path, 1.0).folder == ""
 
 
-def test_the_model_that_comes_with_weft_must_be_told(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--demo FOLDER"):
-        shape_of("demo", tmp_path, None, 1.0)
+def test_the_model_that_comes_with_weft_is_known(tmp_path: Path) -> None:
+    assert shape_of("demo", tmp_path, COMES_WITH_WEFT, 1.0).folder == str(COMES_WITH_WEFT)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"there is no model in {tmp_path}"):
+        shape_of("demo", tmp_path, tmp_path, 1.0)
