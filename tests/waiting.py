@@ -6,6 +6,7 @@ Looks at a core right behind each plan, when nothing else has happened yet.
 from router.budget import load_of_chunk
 from router.costs import Load
 from router.messages import Decode, Plan, Prefill
+from router.request import Wish
 from router.scheduler import Scheduler
 
 ROUNDING = 1e-9  # seconds
@@ -36,10 +37,14 @@ class Waits:
         assert self._left_out <= most, f"L5: {self._left_out} decodes passed by a prompt, where {most} may, at {now}"
 
     def _leaves_newcomer(self, core: Scheduler) -> bool:
-        """One that had room. The plan may have closed a static group, behind which others are the first."""
+        """Whoever is first could have started. To ask the core who is would tell those who wait why they do."""
         if core.policy.mixed:
             return core._in_flight[-1].crowded
-        return not core.policy.static and core.next_newcomer() is not None
+        if core.policy.static or core._trials:
+            return False
+        turns, running = core._turns, core.running
+        able = [s for s in core._queue if s.request.wish is Wish.TEXT and not turns.is_stuck(s)]
+        return bool(able) and all(turns._no_room(s) is None and not running.waits_for_prefix(s) for s in able)
 
     def _most(self, core: Scheduler, *, is_unfinished: bool) -> int:
         if core.policy.mixed:
