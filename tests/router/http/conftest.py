@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+import uvloop
 from aiohttp.test_utils import TestClient, TestServer
 from hearing import lived, said
 from lending import lent
@@ -117,7 +118,7 @@ def serve():
                 server = TestServer(app, handler_cancellation=True)
                 async with TestClient(server) as client:
                     return await scenario(client, engine)
-        return asyncio.run(main())
+        return uvloop.run(main())  # as the router does
     return run
 
 
