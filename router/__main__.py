@@ -29,11 +29,12 @@ from router.http.app import create_app
 from router.http.dialect import About
 from router.http.entrance import Entrance
 from router.http.server import Server
+from router.losses import ShardsLost
 from router.messages import ModelFacts
 from router.model_files import read_chat_template, read_tokenizer
 from router.order import Order
 from router.parent import asked_to_stop, end_with_parent, tell
-from router.shards import Shards, ShardsLost
+from router.shards import Shards
 from router.shelf import Shelf
 from router.startup import Startup
 from router.store import Store

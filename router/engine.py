@@ -21,13 +21,14 @@ from router.config import RouterConfig
 from router.errors import NotReady, Overloaded
 from router.events import Entered, Event, Refused
 from router.health import LEAVING, Health
+from router.losses import ShardsLost
 from router.meeting import meet
 from router.messages import Answer, Plan
 from router.policy import Policy, without_effect
 from router.prompts import Limits
 from router.recorder import Recorder, new_core
 from router.request import Request, Tenant
-from router.shards import Shards, ShardsLost
+from router.shards import Shards
 from router.shelf import Shelf
 from router.stream import Stream
 from router.supply import Supply

@@ -8,9 +8,10 @@ from functools import reduce
 
 from router import wire
 from router.config import RouterConfig
+from router.losses import ShardsLost
 from router.messages import ModelFacts
 from router.request import Resource
-from router.shards import Shards, ShardsLost
+from router.shards import Shards
 from router.trials import Loss
 
 CALL_TIMEOUT = 10.0  # for calls that take no step

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from router import wire
+from router.losses import ShardsLost
 from router.meeting import Meeting
 from router.messages import Bring, Move
 from router.request import ADAPTER, Resource
-from router.shards import ShardsLost
 
 MOST_COUNTED = 4096  # adapters whose loads are remembered
 now = time.monotonic

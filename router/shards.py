@@ -6,14 +6,15 @@ Knows gRPC, not what messages mean. Whatever goes wrong on the way is a `ShardsL
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from itertools import cycle
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
 from router.line import Line, Outcome, Trouble
+from router.losses import ShardsLost, worst
 from router.trials import Loss
+from router.verbs import ANSWERS, METHODS
 from shard.pb import shard_pb2 as pb
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -29,42 +30,12 @@ OPTIONS = [
 ]
 LOAD_TIMEOUT = 60.0  # for one adapter or grammar
 GONE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
-LOSSES = {
-    grpc.StatusCode.INTERNAL: Loss.STEP_ERROR,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Loss.MEMORY,
-    grpc.StatusCode.FAILED_PRECONDITION: Loss.DEFECT,
-    grpc.StatusCode.INVALID_ARGUMENT: Loss.DEFECT,
-    grpc.StatusCode.ALREADY_EXISTS: Loss.DEFECT,
-}
-BEGINNINGS = (pb.WarmupRequest, pb.ResetRequest)
-STEPS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
-IN_STEPS = Loss.STEP_ERROR, Loss.MEMORY
-SEVERITY = [Loss.DEFECT, *IN_STEPS, Loss.DEATH]  # what follows a failure in its epoch is refused, and says less
 FIRST_WORD = 5.0  # seconds for a shard that listens to say that it does
 MUTE_AFTER = 5.0  # seconds without a connection after which it is looked at why there is none
 UNIX = "unix:"
 NO_SERVICE = b""  # a HealthCheckRequest that names none
-ANSWERS: dict[str, Any] = {
-    "Info": pb.InfoAnswer, "Warmup": pb.WarmupAnswer, "Reset": pb.ResetAnswer, "Prefill": pb.StepAnswer,
-    "Decode": pb.StepAnswer, "Filter": pb.Acknowledgement, "Concat": pb.Acknowledgement, "Load": pb.LoadAnswer,
-    "Unload": pb.UnloadAnswer, "Embed": pb.EmbedAnswer,
-}
-METHODS = {
-    pb.InfoRequest: "Info", pb.WarmupRequest: "Warmup", pb.ResetRequest: "Reset", pb.PrefillRequest: "Prefill",
-    pb.DecodeRequest: "Decode", pb.FilterRequest: "Filter", pb.ConcatRequest: "Concat", pb.LoadRequest: "Load",
-    pb.UnloadRequest: "Unload", pb.EmbedRequest: "Embed",
-}
 
 Call = Callable[..., Awaitable[Any]]
-
-
-class ShardsLost(Exception):
-    def __init__(self, loss: Loss, reason: str, *, broken: bool = False, told: str = "") -> None:
-        """`broken`: the processes live, but cannot go on. `told` is what a shard itself gave as the reason."""
-        super().__init__(reason)
-        self.loss = loss
-        self.broken = broken
-        self.told = told or reason
 
 
 class Rank:
@@ -269,32 +240,3 @@ async def is_mute(address: str) -> bool:
     finally:
         writer.close()
     return False
-
-
-def worst(messages: list[Any], results: list[Outcome], world_size: int) -> ShardsLost | None:
-    """The trouble that says most among the results of all messages, rank by rank."""
-    lost = [loss for result, message in zip(results, cycle(messages), strict=False)
-            if (loss := lost_by(result, message, world_size)) is not None]
-    return max(lost, key=lambda each: (SEVERITY.index(each.loss), each.broken), default=None)
-
-
-def lost_by(result: Outcome, message: Any, world_size: int) -> ShardsLost | None:
-    """On a line any outcome may come to any message."""
-    if isinstance(result, Trouble):
-        return loss_of(result, message, world_size)
-    if not isinstance(result, ANSWERS[METHODS[type(message)]]):
-        return ShardsLost(Loss.DEFECT, f"{type(result).__name__} came as an answer to {type(message).__name__}")
-    return None
-
-
-def loss_of(trouble: Trouble, message: Any, world_size: int) -> ShardsLost:
-    loss = LOSSES.get(trouble.code, Loss.DEATH)
-    broken = trouble.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    if loss in IN_STEPS and isinstance(message, BEGINNINGS):
-        loss = Loss.DEFECT  # whatever it is, no rank waits for another, and others would say the same
-    elif loss in IN_STEPS and world_size > 1:
-        # Ranks that failed between two collectives are not in step, and some may wait for the others for ever.
-        loss, broken = Loss.DEATH, True
-    elif loss in IN_STEPS and not isinstance(message, STEPS):
-        loss = Loss.DEFECT  # no sequence is to blame
-    return ShardsLost(loss, f"{trouble.code.name.lower()}: {trouble.reason}", broken=broken, told=trouble.reason)

@@ -20,7 +20,7 @@ ARROWS = {
     "shard": set(),
 }
 ONLY = {  # packages that few may import
-    "grpc": {"router/line.py", "router/wire.py", "router/shards.py", "shard", "benchmarks"},
+    "grpc": {"router/line.py", "router/losses.py", "router/wire.py", "router/shards.py", "shard", "benchmarks"},
     "aiohttp": {"router/http", "benchmarks"},
     "uvloop": {"router/__main__.py", "benchmarks"},
     "jinja2": {"router/sandbox.py"},

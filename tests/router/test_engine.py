@@ -12,11 +12,12 @@ from router import engine, health
 from router.delivery import Delivery
 from router.engine import Engine
 from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
+from router.losses import ShardsLost
 from router.recording import Recording
 from router.replay import Replay
 from router.request import ANYONE, FinishReason
 from router.residents import Standing
-from router.shards import Shards, ShardsLost
+from router.shards import Shards
 from router.shelf import Shelf
 from router.story import RUNNING, Cause
 from router.tokenizer import byte_tokenizer

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from router.config import RouterConfig
+from router.losses import ShardsLost
 from router.meeting import Meeting, meet
 from router.request import Resource
-from router.shards import ShardsLost
 from router.trials import Loss
 from shard.pb import shard_pb2 as pb
 

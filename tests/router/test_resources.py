@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from router import resources
+from router.losses import ShardsLost
 from router.meeting import Meeting
 from router.messages import Bring, ModelFacts, Remove
 from router.request import Resource
 from router.resources import Resources, Told
-from router.shards import ShardsLost
 from router.trials import Loss
 from shard.pb import shard_pb2 as pb
 

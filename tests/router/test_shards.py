@@ -10,9 +10,10 @@ import pytest
 import uvloop
 
 from router import shards as module
-from router.line import Trouble
-from router.shards import ANSWERS, METHODS, Shards, ShardsLost, is_mute, loss_of
+from router.losses import ShardsLost
+from router.shards import Shards, is_mute
 from router.trials import Loss
+from router.verbs import ANSWERS, METHODS
 from shard.line import Line
 from shard.pb import shard_pb2 as pb
 from shard.server import OPTIONS
@@ -131,16 +132,6 @@ def play(story, folder, ranks=1, transport="stream"):
         runner.run(told())
 
 
-def test_every_method_of_the_contract_is_known():
-    """Steps is a way to call five of them."""
-    methods = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Shard"].methods if
-               method.name != "Steps"}
-    assert {kind.DESCRIPTOR.full_name: name for kind, name in METHODS.items()} == {
-        method.input_type.full_name: name for name, method in methods.items()}
-    assert {name: kind.DESCRIPTOR.full_name for name, kind in ANSWERS.items()} == {
-        name: method.output_type.full_name for name, method in methods.items()}
-
-
 def test_every_rank_gets_the_same_bytes(tmp_path, transport):
     async def story(shards, *ranks):
         messages = [pb.FilterRequest(epoch=3, order=8, batch=1), pb.DecodeRequest(epoch=3, order=9, batch=1)]
@@ -213,14 +204,6 @@ def test_of_several_ranks_one_that_failed_in_a_step_breaks_all(tmp_path, transpo
             await shards.send([pb.DecodeRequest()], 5.0)
         assert (lost.value.loss, lost.value.broken) == (Loss.DEATH, True)
     play(story, tmp_path, transport=transport, ranks=2)
-
-
-@pytest.mark.parametrize("code", [Code.INTERNAL, Code.RESOURCE_EXHAUSTED])
-@pytest.mark.parametrize("message", [pb.WarmupRequest(), pb.ResetRequest()])
-def test_what_fails_before_any_step_breaks_no_rank(message, code):
-    """No rank waits there for another, and new ones would say the same."""
-    lost = loss_of(Trouble(code, "no room"), message, 2)
-    assert (lost.loss, lost.broken) == (Loss.DEFECT, False)
 
 
 def test_a_shard_that_has_its_socket_open_and_does_not_speak_is_broken(tmp_path, monkeypatch):

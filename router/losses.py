@@ -1,0 +1,64 @@
+"""What a failure of the shards means: what was lost, and which of several failures says most.
+
+Knows status codes and kinds of messages, no connection.
+"""
+
+from itertools import cycle
+from typing import Any
+
+import grpc
+
+from router.line import Outcome, Trouble
+from router.trials import Loss
+from router.verbs import ANSWERS, METHODS
+from shard.pb import shard_pb2 as pb
+
+LOSSES = {
+    grpc.StatusCode.INTERNAL: Loss.STEP_ERROR,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Loss.MEMORY,
+    grpc.StatusCode.FAILED_PRECONDITION: Loss.DEFECT,
+    grpc.StatusCode.INVALID_ARGUMENT: Loss.DEFECT,
+    grpc.StatusCode.ALREADY_EXISTS: Loss.DEFECT,
+}
+BEGINNINGS = (pb.WarmupRequest, pb.ResetRequest)
+STEPS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
+IN_STEPS = Loss.STEP_ERROR, Loss.MEMORY
+SEVERITY = [Loss.DEFECT, *IN_STEPS, Loss.DEATH]  # what follows a failure in its epoch is refused, and says less
+
+
+class ShardsLost(Exception):
+    def __init__(self, loss: Loss, reason: str, *, broken: bool = False, told: str = "") -> None:
+        """`broken`: the processes live, but cannot go on. `told` is what a shard itself gave as the reason."""
+        super().__init__(reason)
+        self.loss = loss
+        self.broken = broken
+        self.told = told or reason
+
+
+def worst(messages: list[Any], results: list[Outcome], world_size: int) -> ShardsLost | None:
+    """The trouble that says most among the results of all messages, rank by rank."""
+    lost = [loss for result, message in zip(results, cycle(messages), strict=False)
+            if (loss := lost_by(result, message, world_size)) is not None]
+    return max(lost, key=lambda each: (SEVERITY.index(each.loss), each.broken), default=None)
+
+
+def lost_by(result: Outcome, message: Any, world_size: int) -> ShardsLost | None:
+    """On a line any outcome may come to any message."""
+    if isinstance(result, Trouble):
+        return loss_of(result, message, world_size)
+    if not isinstance(result, ANSWERS[METHODS[type(message)]]):
+        return ShardsLost(Loss.DEFECT, f"{type(result).__name__} came as an answer to {type(message).__name__}")
+    return None
+
+
+def loss_of(trouble: Trouble, message: Any, world_size: int) -> ShardsLost:
+    loss = LOSSES.get(trouble.code, Loss.DEATH)
+    broken = trouble.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    if loss in IN_STEPS and isinstance(message, BEGINNINGS):
+        loss = Loss.DEFECT  # whatever it is, no rank waits for another, and others would say the same
+    elif loss in IN_STEPS and world_size > 1:
+        # Ranks that failed between two collectives are not in step, and some may wait for the others for ever.
+        loss, broken = Loss.DEATH, True
+    elif loss in IN_STEPS and not isinstance(message, STEPS):
+        loss = Loss.DEFECT  # no sequence is to blame
+    return ShardsLost(loss, f"{trouble.code.name.lower()}: {trouble.reason}", broken=broken, told=trouble.reason)

@@ -1,0 +1,16 @@
+"""Which verb a message to the shards calls, and which message answers it."""
+
+from typing import Any
+
+from shard.pb import shard_pb2 as pb
+
+ANSWERS: dict[str, Any] = {
+    "Info": pb.InfoAnswer, "Warmup": pb.WarmupAnswer, "Reset": pb.ResetAnswer, "Prefill": pb.StepAnswer,
+    "Decode": pb.StepAnswer, "Filter": pb.Acknowledgement, "Concat": pb.Acknowledgement, "Load": pb.LoadAnswer,
+    "Unload": pb.UnloadAnswer, "Embed": pb.EmbedAnswer,
+}
+METHODS = {
+    pb.InfoRequest: "Info", pb.WarmupRequest: "Warmup", pb.ResetRequest: "Reset", pb.PrefillRequest: "Prefill",
+    pb.DecodeRequest: "Decode", pb.FilterRequest: "Filter", pb.ConcatRequest: "Concat", pb.LoadRequest: "Load",
+    pb.UnloadRequest: "Unload", pb.EmbedRequest: "Embed",
+}

@@ -1,0 +1,31 @@
+"""What failures mean, without shards. That shards' own failures come to mean it: `test_shards.py`."""
+
+import grpc
+import pytest
+
+from router.line import Trouble
+from router.losses import loss_of, worst
+from router.trials import Loss
+from shard.pb import shard_pb2 as pb
+
+Code = grpc.StatusCode
+
+
+@pytest.mark.parametrize("code", [Code.INTERNAL, Code.RESOURCE_EXHAUSTED])
+@pytest.mark.parametrize("message", [pb.WarmupRequest(), pb.ResetRequest()])
+def test_what_fails_before_any_step_breaks_no_rank(message, code):
+    """No rank waits there for another, and new ones would say the same."""
+    lost = loss_of(Trouble(code, "no room"), message, 2)
+    assert (lost.loss, lost.broken) == (Loss.DEFECT, False)
+
+
+def test_of_several_failures_the_first_cause_is_told():
+    """What follows a failure in its epoch is refused, and says less."""
+    failed, refused = Trouble(Code.INTERNAL, "no such slot"), Trouble(Code.FAILED_PRECONDITION, "after a failure")
+    lost = worst([pb.PrefillRequest(), pb.DecodeRequest()], [failed, refused], 1)
+    assert lost is not None
+    assert (lost.loss, lost.told) == (Loss.STEP_ERROR, "no such slot")
+
+
+def test_nothing_is_lost_where_every_rank_gave_the_answer_that_belongs_to_each_message():
+    assert worst([pb.FilterRequest(), pb.DecodeRequest()], 2 * [pb.Acknowledgement(), pb.StepAnswer()], 2) is None
