@@ -8,7 +8,7 @@ import platform
 import resource
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -20,14 +20,13 @@ import uvloop
 from cyclopts import CycloptsError
 
 from benchmarks.bench import shards
-from benchmarks.bench.arrivals import read_trace
 from benchmarks.bench.client import Target
 from benchmarks.bench.http import NoAnswer, Server
 from benchmarks.bench.load import drive
 from benchmarks.bench.overhead import measured
 from benchmarks.bench.plots import drawing
 from benchmarks.bench.progress import Progress, showing
-from benchmarks.bench.prompts import counter, read_prompts
+from benchmarks.bench.prompts import counted_by_tokenizer, counter, read_prompts
 from benchmarks.bench.record import Ask, Record
 from benchmarks.bench.report import html
 from benchmarks.bench.result import Result, names_of, to_csv, to_json
@@ -35,7 +34,7 @@ from benchmarks.bench.settings import Settings, other, read_settings, shown
 from benchmarks.bench.summary import summary
 from benchmarks.bench.table import table
 from benchmarks.bench.versus import Ratio, compared, ratio_table
-from benchmarks.bench.workload import make
+from benchmarks.bench.workload import make, sizes_of
 from benchmarks.saved import hardware, today
 
 SHARDS = "--shard"
@@ -62,7 +61,7 @@ async def measure(settings: Settings, name: str, command: str, salt: str, result
             window = settings.warm_up, end_of(settings, records, is_whole=is_whole)
             results.append(Result(
                 name, command, given, today(), hardware(), facts, summary(records, window, settings.goals), records,
-                overhead.told(records, is_open=settings.is_open), window, stats))
+                overhead.told(records, is_open=settings.is_open), window, stats, is_whole))
     if not records:
         raise Failed("nothing was asked: --seconds were over before")
     if window[1] <= window[0]:
@@ -139,7 +138,7 @@ async def in_turn(settings: Settings, second: Settings | None, command: str, res
 def ratios(results: Sequence[Result]) -> list[Ratio]:
     """Of whole turns."""
     pairs = zip(results[::2], results[1::2], strict=False)
-    return compared([(first.summary, second.summary) for first, second in pairs])
+    return compared([(first.summary, second.summary) for first, second in pairs if first.is_whole and second.is_whole])
 
 
 def counted(results: Sequence[Result]) -> list[str]:
@@ -150,7 +149,7 @@ def counted(results: Sequence[Result]) -> list[str]:
 
 def notes(settings: Settings, second: Settings | None, results: Sequence[Result]) -> list[str]:
     """What the reader of the figures should know of how they came about."""
-    found = []
+    found = [note for name, result in zip(names_of(results), results, strict=True) for note in notes_of(name, result)]
     asked = [record.ask.number for record in results[0].records]
     if settings.workload.is_salted and len(set(asked)) < len(asked):
         found.append(f"{len(set(asked))} prompts came again and again (--requests): a server's cache may know them")
@@ -159,26 +158,36 @@ def notes(settings: Settings, second: Settings | None, results: Sequence[Result]
     return found
 
 
+def notes_of(name: str, result: Result) -> Iterator[str]:
+    good = [record for record in result.records if not record.error]
+    if short := sum(record.num_tokens < record.ask.output_tokens for record in good):
+        yield (f"{name}: {short} of {len(good)} answers have fewer tokens than were asked for: the model ended them, or"
+               " the server cut them")
+    if not result.is_whole:
+        yield f"{name} was called off: it counts for no ratio, and what was under way is not in it"
+
+
 def tell(settings: Settings, second: Settings | None, results: Sequence[Result]) -> None:
     """What is cheap first."""
     print(table(results), *counted(results), *notes(settings, second, results), sep="\n")
-    comparison = ratios(results) if second and len(results) > 1 else []
+    comparison = ratios(results) if second else []
     if comparison:
         print(f"\nA: {settings.address}\nB: {shown(shlex.split(settings.versus))}\n{ratio_table(comparison)}")
     if settings.csv:
-        Path(settings.csv).write_text(to_csv(results))
+        Path(settings.csv).write_text(to_csv(results), "utf-8")
     if settings.json:
-        Path(settings.json).write_text(to_json(results, comparison))
+        Path(settings.json).write_text(to_json(results, comparison), "utf-8")
     if settings.html:
-        Path(settings.html).write_text(html(results, comparison))
+        Path(settings.html).write_text(html(results, comparison), "utf-8")
 
 
 def check_places(settings: Settings) -> None:
     """Before anything is asked: what is to be read can be, and what comes of it can be kept."""
-    if settings.trace:
-        read_trace(Path(settings.trace))
+    sizes_of(settings.workload)
     if settings.prompts:
         read_prompts(Path(settings.prompts))
+    if settings.tokenizer:
+        counted_by_tokenizer(settings.tokenizer)
     for path in filter(None, (settings.csv, settings.json, settings.html)):
         with Path(path).open("a"):
             pass
@@ -204,8 +213,9 @@ def bench(words: list[str]) -> None:
     finally:
         if results:
             tell(settings, second, results)
-    if all(record.error for result in results for record in result.records):
-        raise Failed("every request failed")
+    if lost := [name for name, result in zip(names_of(results), results, strict=True)
+                if all(record.error for record in result.records)]:
+        raise Failed("every request failed" + ("" if len(lost) == len(results) else f" of {', '.join(lost)}"))
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ class Client:
             record.error = f"no answer within {target.timeout:g} s"
         record.ended = self.now()
         record.num_tokens = record.num_tokens or len(record.times)
-        record.error = record.error[:LONGEST_ERROR]
+        record.error = printable(record.error[:LONGEST_ERROR])
         if self._watch is not None:
             self._watch.ended(record)
         return record
@@ -84,6 +84,7 @@ class Answer:
         self._events = Events(dialect.read) if dialect.read is not None else None
         self._watch = watch
         self._pieces: list[bytes] = []
+        self._is_whole = False
 
     def heard(self, status: int, piece: bytes, now: float) -> None:
         if status != 200 or self._events is None:
@@ -97,6 +98,7 @@ class Answer:
 
     def _note(self, part: Part, at: float) -> None:
         record = self._record
+        self._is_whole |= part.is_last
         if part.error:
             record.error = part.error
         if part.brings:
@@ -116,10 +118,33 @@ class Answer:
         if record.status != 200:
             record.error = f"{record.status}: {error_in(body)}"
         elif self._events is None:
-            json.loads(body)
+            check_json(body)
             record.num_tokens = record.ask.output_tokens
-        elif not record.times and not record.error:
+        else:
+            self._end_stream()
+
+    def _end_stream(self) -> None:
+        """What brought no text may have had tokens all the same, which the server counts."""
+        record = self._record
+        self.heard(record.status, b"\n", perf_counter())
+        if record.error:
+            return
+        if not (record.times or record.num_tokens):
             record.error = "an answer without a token"
+        elif not self._is_whole:
+            record.error = "the answer broke off: its last event never came"
+
+
+def check_json(body: bytes) -> None:
+    try:
+        json.loads(body)
+    except ValueError:
+        raise NoAnswer(f"an answer that is no JSON: {body[:80]!r}") from None
+
+
+def printable(text: str) -> str:
+    """In any file: JSON may hold halves of characters."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def error_in(body: bytes) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from benchmarks.bench.record import Ask
 
 Body = dict[str, Any]
+SAYING = "content", "reasoning_content", "reasoning", "tool_calls"  # fields of a chat's pieces
 
 
 class Part(NamedTuple):
@@ -20,6 +21,7 @@ class Part(NamedTuple):
     num_tokens: int | None = None  # of the whole answer, in an event that knows
     prompt_tokens: int | None = None
     error: str = ""
+    is_last: bool = False  # the answer is whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ def read_tgi(event: Any) -> Part:
         return Part(error=error_of(event))
     details = event.get("details") or {}
     return Part(brings=True, num_tokens=details.get("generated_tokens"),
-                prompt_tokens=details.get("input_length", details.get("prompt_tokens")))
+                prompt_tokens=details.get("input_length", details.get("prompt_tokens")),
+                is_last=event.get("generated_text") is not None)
 
 
 # -- OpenAI
@@ -83,14 +86,14 @@ def read_openai(event: Any) -> Part:
     """A chunk that only tells a role brings nothing; usage comes in one of its own."""
     if event.get("error"):
         return Part(error=error_of(event))
-    usage = event.get("usage") or {}
-    return Part(brings=any(map(says, event.get("choices") or ())), num_tokens=usage.get("completion_tokens"),
-                prompt_tokens=usage.get("prompt_tokens"))
+    usage, choices = event.get("usage") or {}, event.get("choices") or ()
+    return Part(any(map(says, choices)), usage.get("completion_tokens"), usage.get("prompt_tokens"),
+                is_last=any(choice.get("finish_reason") for choice in choices))
 
 
 def says(choice: Mapping[str, Any]) -> bool:
     delta = choice.get("delta") or {}
-    return bool(choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls"))
+    return bool(choice.get("text") or any(delta.get(name) for name in SAYING))
 
 
 # -- the effective-batching study
@@ -118,6 +121,9 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 
 
+LAST = Part(is_last=True)
+
+
 class Events:
     """Cuts a stream of server-sent events, in whatever pieces it comes, into what they say."""
 
@@ -130,5 +136,6 @@ class Events:
         lines = (self._rest + piece).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
-            if line.startswith(b"data:") and (event := line[5:].strip()) != b"[DONE]":
-                yield self._read(json.loads(event))
+            if line.startswith(b"data:"):
+                event = line[5:].strip()
+                yield LAST if event == b"[DONE]" else self._read(json.loads(event))

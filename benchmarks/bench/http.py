@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from errno import EMFILE, ENFILE
 from time import perf_counter
 from typing import NamedTuple, cast
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 Heard = Callable[[int, bytes, float], object]  # the status, a piece of the body, and when it came
 LONGEST_HEAD = 65_536  # bytes
@@ -156,6 +156,16 @@ class Connection(asyncio.Protocol):
         self._heard = None
 
 
+def port_of(parts: SplitResult, default: int) -> int:
+    try:
+        found = parts.port
+    except ValueError:
+        found = 0
+    if found == 0:
+        raise ValueError(f"--url: a port is a number from 1 to 65535, got {parts.netloc!r}")
+    return found or default
+
+
 class Server:
     """An address, and the connections to it that nobody uses now."""
 
@@ -166,7 +176,7 @@ class Server:
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"--url must be http://HOST:PORT or https://HOST:PORT, got {url!r}")
         self._secure = ssl.create_default_context() if parts.scheme == "https" else None
-        self._host, self._port = parts.hostname, parts.port or (443 if self._secure else 80)
+        self._host, self._port = parts.hostname, port_of(parts, 443 if self._secure else 80)
         self._name, self._root = parts.netloc, parts.path.rstrip("/")
         self._free: list[Connection] = []
 

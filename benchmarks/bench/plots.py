@@ -44,7 +44,7 @@ COLOURS = ("#12456b", "#d9731a", "#2f9e6e", "#b04a8f", "#777777")  # of differen
 MOST_MARKERS = 8  # on a line
 MOST_BESIDE = 3  # names in a line of the legend
 STEEP = 10  # how many times the median the most may be on a scale that is not logarithmic
-LEAST = 0.01  # on a logarithmic one
+LEAST = 1e-5  # seconds, on a logarithmic one
 
 Style = dict[str, Any]
 Draw = Callable[["Axes", Sequence[Point], Style], None]
@@ -53,12 +53,12 @@ Labels = tuple[str, str, str]  # what it shows, and what is told to the right an
 
 def first_tokens(results: Sequence[Result]) -> str:
     labels = "Time to the first token", "time to the first token, ms", "answers, %"
-    return distribution(labels, results, lambda record: [] if (first := record.first_token) is None else [1e3 * first])
+    return distribution(labels, results, lambda record: [] if (first := record.first_token) is None else [first], 1e3)
 
 
 def gaps(results: Sequence[Result]) -> str:
     labels = "Time between tokens", "time between tokens, ms", "pauses, %"
-    return distribution(labels, results, lambda record: [1e3 * gap for gap in record.gaps])
+    return distribution(labels, results, lambda record: record.gaps, 1e3)
 
 
 def latencies(results: Sequence[Result]) -> str:
@@ -93,11 +93,12 @@ def names(results: Sequence[Result]) -> list[str]:
     return [result.name for result in results]
 
 
-def distribution(labels: Labels, results: Sequence[Result], values: Callable[[Record], list[float]]) -> str:
-    """How many per cent of the values are at most so long, of answers that count for latencies."""
-    found = [sorted(value for record in counted(result) for value in values(record)) for result in results]
+def distribution(labels: Labels, results: Sequence[Result], seconds: Callable[[Record], list[float]],
+                 scale: float = 1.0) -> str:
+    """How many per cent of the times are at most so long, of answers that count for latencies."""
+    found = [sorted(scale * one for record in counted(result) for one in seconds(record)) for result in results]
     is_steep = any(ordered[-1] > STEEP * percentile(ordered, 50) for ordered in found if ordered)
-    series = [shares(ordered, LEAST if is_steep else 0.0) for ordered in found]
+    series = [shares(ordered, scale * LEAST if is_steep else 0.0) for ordered in found]
 
     def finish(axes: "Axes") -> None:
         axes.set_yticks([0, 25, 50, 75, 90, 99])

@@ -34,6 +34,7 @@ class Result:
     overhead: Mapping[str, float]  # of the bench itself, by unit, such as "% of a core"
     window: tuple[float, float]
     stats: Mapping[str, Any] = field(default_factory=dict)  # what the server counted, where the dialect asks for it
+    is_whole: bool = True  # nobody called it off
 
 
 def to_json(results: Sequence[Result], comparison: Sequence[Ratio] = ()) -> str:

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import inf
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from benchmarks.bench.workload import Workload
 
 LEAST = Number(gte=1)
 POSITIVE = Number(gt=0)
-DURATION = Number(gt=0, lte=1e6)  # seconds
+DURATION = Number(gt=0, lte=1e6)  # seconds, or as many a second
 KEY = "WEFT_API_KEY"
 HELP = ("Put a load on a server and tell what it felt like. --shard as the first word drives shards without a router, "
         "and has settings of its own: weft bench --shard --help.")
@@ -36,22 +36,24 @@ class Settings:
     api_key: Annotated[str, Parameter(env_var=KEY)] = ""
     "Key that the server asks for."
     concurrency: Annotated[int | None, Parameter(validator=LEAST)] = None
-    "Closed loop: so many clients, each of which asks again when it was answered. 8, if no arrivals are given."
-    rate: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0
+    "Closed loop: so many clients, each of which asks again when it was answered, or a second after it was turned \
+away. 8, if no arrivals are given."
+    rate: Annotated[float | None, Parameter(validator=DURATION)] = None
     "Open loop: requests a second at random moments, whatever becomes of them."
     burst: Annotated[int, Parameter(validator=LEAST)] = 1
     "With --rate: so many come at once."
     even: bool = False
     "With --rate: one like another, not at random."
     trace: str = ""
-    "Open loop: JSON lines with at, prompt_tokens and output_tokens; also what `weft simulate` reads."
+    "Open loop: JSON lines with at, prompt_tokens and output_tokens, as `weft simulate` reads them; what else it reads \
+there is left out."
     speed: Annotated[float, Parameter(validator=DURATION)] = 1.0
     "How much faster than it was a trace is played."
     requests: Annotated[int | None, Parameter(validator=LEAST)] = None
     "How many; 100 unless --seconds or --trace says when to stop."
     seconds: Annotated[float | None, Parameter(validator=DURATION)] = None
     "How long requests are sent. In a closed loop the prompts are repeated when all of --requests were sent."
-    warm_up: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0
+    warm_up: Annotated[float, Parameter(validator=Number(gte=0, lte=1e6))] = 0.0
     "Seconds at the beginning that do not count."
     prompt_tokens: str = ""
     "How long prompts are: 64 (unless told), 16-128, 1,25,100 or normal:MEAN:DEVIATION."
@@ -92,7 +94,7 @@ class Settings:
     "No progress."
     numsamples: Annotated[int | None, Parameter(name="--numsamples", validator=LEAST)] = None
     "With --dialect batching: how many requests; 100 unless told."
-    wait: Annotated[float | None, Parameter(name="--wait", validator=Number(gte=0))] = None
+    wait: Annotated[float | None, Parameter(name="--wait", validator=Number(gte=0, lte=1e6))] = None
     "With --dialect batching: the longest pause between two, of any length up to it; 1 second unless told."
     selection: Annotated[Literal["random", "descend"], Parameter(name="--selection")] = "random"
     "With --dialect batching: descend asks for the most tokens first."
@@ -129,14 +131,15 @@ class Settings:
         study = self.dialect == "batching" and not (self.concurrency or self.rate or self.trace)
         if self.prompt:
             return Workload(requests=1, output_tokens=f"{self.numtokens}", only=self.prompt)
-        requests = self.requests or self.numsamples or (None if self.trace or (self.seconds and self.rate) else 100)
+        ends = self.trace or (self.seconds and (self.rate or study))
+        requests = self.requests or self.numsamples or (None if ends else 100)
         given: dict[str, Any] = {} if requests is None else {"requests": requests}
         if self.seconds is not None and (self.rate or self.trace or study):
             given["seconds"] = self.seconds
         if study:
             given["wait"] = 1.0 if self.wait is None else self.wait
         return Workload(
-            rate=self.rate, burst=self.burst, even=self.even, trace=self.trace, speed=self.speed,
+            rate=self.rate or 0.0, burst=self.burst, even=self.even, trace=self.trace, speed=self.speed,
             prompt_tokens=self.prompt_tokens or "64", output_tokens=self._output_tokens, prompts=self.prompts,
             shared_prefix=self.shared_prefix, prefixes=self.prefixes, adapters=self.adapters,
             descend=self.selection == "descend", numbered=self.dialect == "batching" and not self.prompt_tokens,
@@ -153,6 +156,21 @@ class Settings:
         return read_goal(self.goal) if self.goal else None
 
 
+BELONGS = ("burst", "rate"), ("even", "rate"), ("speed", "trace"), ("prefixes", "shared_prefix")
+EXCLUDED = (  # both say how long prompts or answers are, what is in them, or how many there are
+    ("prompts", "prompt_tokens"), ("prompts", "shared_prefix"), ("trace", "prompt_tokens"), ("trace", "output_tokens"),
+    ("numsamples", "requests"), ("numtokens_range", "output_tokens"))
+DEFAULTS = {one.name: one.default for one in fields(Settings)}
+
+
+def is_given(settings: Settings, name: str) -> bool:
+    return bool(getattr(settings, name) != DEFAULTS[name])
+
+
+def flag_of(name: str) -> str:
+    return "--numtokens_range" if name == "numtokens_range" else f"--{name.replace('_', '-')}"
+
+
 def check(settings: Settings) -> None:
     """Before anything is asked."""
     if settings.concurrency and (settings.rate or settings.trace):
@@ -163,6 +181,12 @@ def check(settings: Settings) -> None:
         raise ValueError(f"--warm-up {settings.warm_up:g} must be less than --seconds {settings.seconds:g}")
     if settings.even and settings.burst > 1:
         raise ValueError("--even and --burst both say how requests of a rate follow each other: give one of them")
+    for given, missing in BELONGS:
+        if is_given(settings, given) and not is_given(settings, missing):
+            raise ValueError(f"{flag_of(given)} says something of {flag_of(missing)}, which is not given")
+    for given, other in EXCLUDED:
+        if is_given(settings, given) and is_given(settings, other):
+            raise ValueError(f"{flag_of(given)} and {flag_of(other)} say the same in two ways: give one of them")
     check_batching(settings)
     _ = settings.goals, settings.workload, Server(settings.address), settings.target
 
@@ -183,8 +207,10 @@ def check_batching(settings: Settings) -> None:
         raise ValueError(f"--prompt and --numtokens make one request, of which {more[0]} says nothing: leave it out")
     if settings.wait is not None and (settings.concurrency or settings.rate or settings.trace):
         raise ValueError("--wait, --concurrency, --rate and --trace all say when requests are sent: give one of them")
-    if settings.adapters:
-        raise ValueError("--adapters: nothing in --dialect batching names an adapter")
+    for name in ("adapters", "model", "sampling", "stop_at_end"):
+        if is_given(settings, name):
+            raise ValueError(f"{flag_of(name)}: a request of --dialect batching has a prompt and a number of tokens, "
+                             "and nothing that would say this")
     if (goal := settings.goals) and min(goal.ttft, goal.itl) < inf:
         raise ValueError("--goal: answers of --dialect batching are not streamed, so that only e2e can be kept")
 

@@ -31,7 +31,8 @@ class Ratio:
 
     name: str
     better: str  # "higher" or "lower"
-    turns: tuple[float, ...]
+    turns: tuple[float, ...]  # in which both had it
+    of: int  # turns there were
 
     @property
     def median(self) -> float:
@@ -47,7 +48,7 @@ class Ratio:
 
     def figures(self) -> dict[str, Any]:
         return {"name": self.name, "better": self.better, "median": self.median, "least": self.least,
-                "most": self.most, "turns": self.turns}
+                "most": self.most, "turns": self.turns, "of": self.of}
 
 
 def compared(pairs: Sequence[tuple[Summary, Summary]]) -> list[Ratio]:
@@ -65,7 +66,7 @@ def percentile_of(spread: Callable[[Summary], Spread], share: int) -> Callable[[
 def ratio(name: str, better: str, figure: Callable[[Summary], float],
           pairs: Sequence[tuple[Summary, Summary]]) -> Ratio:
     turns = (quotient(figure(second), figure(first)) for first, second in pairs)
-    return Ratio(name, better, tuple(filter(isfinite, turns)))
+    return Ratio(name, better, tuple(filter(isfinite, turns)), len(pairs))
 
 
 def quotient(second: float, first: float) -> float:
@@ -73,9 +74,13 @@ def quotient(second: float, first: float) -> float:
 
 
 def ratio_rows(ratios: Sequence[Ratio], names: tuple[str, str] = ("A", "B")) -> list[list[str]]:
-    heading = [f"{names[1]} / {names[0]}", "median", "least to most", "better is"]
-    return [heading, *([one.name, times(one.median), f"({times(one.least)} to {times(one.most)})", one.better]
-                       for one in ratios)]
+    heading = [f"{names[1]} / {names[0]}", "median", "least to most", "turns", "better is"]
+    return [heading, *([one.name, times(one.median), f"({times(one.least)} to {times(one.most)})", counted(one),
+                        one.better] for one in ratios)]
+
+
+def counted(ratio: Ratio) -> str:
+    return f"{ratio.of}" if len(ratio.turns) == ratio.of else f"{len(ratio.turns)} of {ratio.of}"
 
 
 def times(factor: float) -> str:

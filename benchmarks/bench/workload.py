@@ -59,25 +59,43 @@ class Workload:
         return bool(self.trace) or self.requests < sys.maxsize
 
 
+class Size(NamedTuple):
+    """Of a request, and when it is sent."""
+
+    at: float
+    prompt_tokens: int
+    output_tokens: int
+
+
 async def make(workload: Workload, count: Count) -> list[Ask]:
+    sizes = sizes_of(workload)
+    texts = await prompts_of(workload, [size.prompt_tokens for size in sizes], count)
+    rows = zip(sizes, texts, cycle(workload.adapters or ("",)), strict=False)
+    return [Ask(number, text.prompt, text.output_tokens or size.output_tokens, text.prompt_tokens, adapter,
+                size.at if workload.is_open else None) for number, (size, text, adapter) in enumerate(rows)]
+
+
+def sizes_of(workload: Workload) -> list[Size]:
+    """Raises ValueError if they cannot be."""
     random = Random(workload.seed)
     moments = read_trace(Path(workload.trace)) if workload.trace else []
     times = list(islice(takewhile(lambda at: at < workload.seconds,
                                   times_of(workload, moments, Random(f"when {workload.seed}"))), workload.requests))
-    sizes = list(islice(lengths_of(workload, moments, random), len(times)))
+    lengths = list(islice(lengths_of(workload, moments, random), len(times)))
     if workload.descend:
-        sizes.sort(key=lambda size: size[1], reverse=True)
-    texts = await prompts_of(workload, [prompt for prompt, _ in sizes], count)
-    rows = zip(times, sizes, texts, cycle(workload.adapters or ("",)), strict=False)
-    return [Ask(number, text.prompt, text.output_tokens or output, text.prompt_tokens, adapter,
-                at if workload.is_open else None)
-            for number, (at, (_, output), text, adapter) in enumerate(rows)]
+        lengths.sort(key=lambda pair: pair[1], reverse=True)
+    least = min((prompt for prompt, _ in lengths), default=sys.maxsize)
+    if workload.shared_prefix >= least:
+        raise ValueError(f"--shared-prefix {workload.shared_prefix} is part of --prompt-tokens, and leaves nothing of "
+                         f"a prompt of {least} tokens")
+    return [Size(at, prompt, output) for at, (prompt, output) in zip(times, lengths, strict=True)]
 
 
 def lengths_of(workload: Workload, moments: Sequence[Moment], random: Random) -> Iterator[tuple[int, int]]:
     if moments:
         return ((moment.prompt_tokens, moment.output_tokens) for moment in moments)
-    prompt, output = lengths(workload.prompt_tokens), lengths(workload.output_tokens)
+    prompt = lengths(workload.prompt_tokens, "--prompt-tokens")
+    output = lengths(workload.output_tokens, "--output-tokens")
     return ((prompt(random), output(random)) for _ in repeat(None))
 
 
@@ -112,9 +130,6 @@ async def prompts_of(workload: Workload, sizes: Sequence[int], count: Count) -> 
 
 async def made(workload: Workload, sizes: Sequence[int], count: Count) -> list[Text]:
     """Each has words of its own, whichever is made first."""
-    if workload.shared_prefix and min(sizes, default=1) <= workload.shared_prefix:
-        raise ValueError(f"--shared-prefix {workload.shared_prefix} is part of --prompt-tokens, and leaves nothing of "
-                         f"a prompt of {min(sizes)} tokens")
     places = asyncio.Semaphore(AT_ONCE)
 
     async def one(head: str, size: int) -> Text:

@@ -13,6 +13,7 @@ ASK = Ask(3, "a prompt", 25, adapter="org/kind")
 TGI = [{"index": 1, "token": {"id": 5, "text": "é"}, "generated_text": None, "details": None},
        {"index": 2, "token": {"id": 6, "text": "b"}, "generated_text": "éb",
         "details": {"finish_reason": "length", "generated_tokens": 2, "input_length": 7, "seed": None}}]
+DONE = Part(is_last=True)
 CHAT = [{"choices": [{"delta": {"role": "assistant", "content": ""}}]}, {"choices": [{"delta": {"content": "é"}}]},
         {"choices": [{"delta": {}, "finish_reason": "length"}]},
         {"choices": [], "usage": {"completion_tokens": 2, "prompt_tokens": 7}}]
@@ -32,13 +33,14 @@ def read(dialect: str, data: bytes, size: int) -> list[Part]:
 
 @given(st.integers(1, 400))
 def test_events_are_read_however_they_are_cut(size: int) -> None:
-    assert read("tgi", stream(TGI), size) == [Part(brings=True), Part(brings=True, num_tokens=2, prompt_tokens=7)]
+    assert read("tgi", stream(TGI), size) == [
+        Part(brings=True), Part(brings=True, num_tokens=2, prompt_tokens=7, is_last=True), DONE]
     assert read("openai-chat", stream(CHAT), size) == [
-        Part(), Part(brings=True), Part(), Part(num_tokens=2, prompt_tokens=7)]
+        Part(), Part(brings=True), Part(is_last=True), Part(num_tokens=2, prompt_tokens=7), DONE]
 
 
 def test_a_completion_brings_text() -> None:
-    [part, last] = read("openai", stream([{"choices": [{"text": "a"}]}, {"choices": [{"text": ""}]}]), 99)
+    [part, last, _] = read("openai", stream([{"choices": [{"text": "a"}]}, {"choices": [{"text": ""}]}]), 99)
     assert (part.brings, last.brings) == (True, False)
 
 
@@ -48,8 +50,13 @@ def test_an_error_in_a_stream_is_read() -> None:
 
 
 def test_what_is_null_is_not_there() -> None:
-    assert read("openai", stream([{"choices": None, "error": None, "usage": None}]), 99) == [Part()]
-    assert read("tgi", stream([{"token": {}, "error": None, "details": None}]), 99) == [Part(brings=True)]
+    assert read("openai", stream([{"choices": None, "error": None, "usage": None}]), 99) == [Part(), DONE]
+    assert read("tgi", stream([{"token": {}, "error": None, "details": None}]), 99) == [Part(brings=True), DONE]
+
+
+@pytest.mark.parametrize("field", ["content", "reasoning_content", "reasoning", "tool_calls"])
+def test_whatever_a_chat_says_counts(field: str) -> None:
+    assert read("openai-chat", stream([{"choices": [{"delta": {field: "a"}}]}]), 99)[0].brings
 
 
 def test_each_dialect_asks_for_so_many_tokens_in_its_own_words() -> None:

@@ -9,8 +9,9 @@ import pytest
 from aiohttp import web
 
 from benchmarks.bench import load
-from benchmarks.bench.client import Target
+from benchmarks.bench.client import Answer, Target, check_json, printable
 from benchmarks.bench.dialects import DIALECTS
+from benchmarks.bench.http import Head, NoAnswer
 from benchmarks.bench.load import drive
 from benchmarks.bench.record import Ask, Record
 
@@ -39,9 +40,11 @@ class House:
         answer = web.StreamResponse()
         await answer.prepare(request)
         for number in range(count := asked["parameters"]["max_new_tokens"]):
-            details = {"generated_tokens": count, "input_length": 3} if number == count - 1 else None
+            is_last = number == count - 1 and asked["inputs"] != "break off"
+            details = {"generated_tokens": count, "input_length": 3} if is_last else None
             event = {"token": {"id": 1}, "generated_text": details and "all", "details": details}
-            await answer.write(f"data:{json.dumps(event)}\n\n".encode())
+            end = "" if asked["inputs"] == "stop short" else "\n\n"
+            await answer.write(f"data:{json.dumps(event)}{end}".encode())
         if asked["inputs"] == "stammer":
             await answer.write(b"data: {1}\n\n")
         if asked["inputs"] == "fail":
@@ -106,7 +109,7 @@ def test_clients_that_have_no_time_left_ask_nothing() -> None:
 
 @pytest.mark.parametrize(("prompt", "reason"), [
     ("refuse", "422: too long"), ("fail", "the shard died"), ("hang", "no answer within 0.3 s"),
-    ("stammer", "an event that cannot be read")])
+    ("stammer", "an event that cannot be read"), ("break off", "the answer broke off")])
 def test_what_goes_wrong_is_in_the_record_and_nobody_else_is_affected(prompt: str, reason: str) -> None:
     records, _ = play([*some(3), Ask(9, prompt, 5)], concurrency=4, timeout=0.3 if prompt == "hang" else 10.0)
     [error] = [record.error for record in records if record.error]
@@ -117,6 +120,48 @@ def test_what_goes_wrong_is_in_the_record_and_nobody_else_is_affected(prompt: st
 def test_tokens_before_a_failure_count() -> None:
     [record], _ = play([Ask(0, "stammer", 5)], concurrency=1)
     assert (record.num_tokens, len(record.times)) == (5, 5)
+
+
+def test_a_last_line_without_an_end_is_read_too() -> None:
+    [record], _ = play([Ask(0, "stop short", 1)], concurrency=1)
+    assert (record.num_tokens, len(record.times), record.error) == (1, 1, "")
+
+
+@pytest.mark.parametrize(("status", "error", "rests"), [
+    (200, "", False), (422, "422: too long", False), (429, "429: overloaded", True), (503, "503: ", True),
+    (0, "nobody answers", True), (200, "the shard died", True)])
+def test_only_who_would_be_turned_away_again_rests(status: int, error: str, rests: bool) -> None:
+    assert load.is_turned_away(Record(Ask(0, "a", 1), 0.0, status=status, error=error)) == rests
+
+
+def answered_by(*events: str) -> Record:
+    """In OpenAI's dialect."""
+    record = Record(Ask(0, "a", 1), 0.0)
+    answer = Answer(DIALECTS["openai"], record, 0.0, None)
+    answer.heard(200, "".join(f"data: {event}\n\n" for event in events).encode(), 1.0)
+    answer.end(Head(200, None, True, True, {}))
+    return record
+
+
+def test_tokens_that_say_nothing_are_an_answer_where_the_server_counts_them() -> None:
+    """Such as one that only ends the text."""
+    record = answered_by('{"choices": [{"text": "", "finish_reason": "length"}]}',
+                         '{"choices": [], "usage": {"completion_tokens": 1}}', "[DONE]")
+    assert (record.num_tokens, record.first_token, record.error) == (1, None, "")
+
+
+def test_without_tokens_it_is_none() -> None:
+    assert answered_by('{"choices": [{"text": "", "finish_reason": "stop"}]}').error == "an answer without a token"
+
+
+def test_an_error_can_be_written_to_any_file() -> None:
+    """JSON may hold half a character."""
+    assert printable(json.loads('"\\ud800 é"')) == "\\ud800 é"
+
+
+def test_an_answer_that_is_no_json_is_said_to_be_none() -> None:
+    with pytest.raises(NoAnswer, match=r"^an answer that is no JSON: b'gone'$"):
+        check_json(b"gone")
 
 
 def test_who_was_refused_rests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from benched import answer, result, run
 
 from benchmarks.bench import __main__ as program
 from benchmarks.bench.client import Target
@@ -107,12 +109,36 @@ def test_whoever_interrupts_sees_what_there_is(bench: Bench, url: str, monkeypat
     assert (code, "tokens/s" in out, "B / A" in out) == (130, True, False)
 
 
+def test_a_turn_that_was_called_off_counts_for_no_ratio_and_is_said() -> None:
+    results = [run("A"), run("B"), run("A"), replace(run("B"), is_whole=False)]
+    assert {ratio.of for ratio in program.ratios(results)} == {1}
+    assert program.ratios(results[2:]) == []
+    settings = read_settings([])
+    [note] = [note for note in program.notes(settings, settings, results) if "called off" in note]
+    assert note.startswith("B2 ")
+
+
+def test_answers_that_end_early_are_said() -> None:
+    """Whoever makes fewer tokens is sooner done."""
+    short = answer(tokens=5)
+    short.ask = replace(short.ask, output_tokens=9)
+    assert program.notes(read_settings([]), None, [result([short, answer(number=2)])])[0].startswith(
+        "A: 1 of 2 answers have fewer tokens than were asked for")
+
+
+@pytest.mark.slow
+def test_a_run_that_heard_nothing_is_no_success_beside_another(bench: Bench, url: str) -> None:
+    code, out, err = bench("--url", url, "--requests", "2", "--output-tokens", "2", "--turns", "1", "--quiet",
+                           "--versus", """--sampling '{"top_p": 7}'""")
+    assert (code, "every request failed of B" in err, "B: 2 failed" in out) == (1, True, True)
+
+
 @pytest.mark.parametrize(("words", "is_whole", "end"), [
     ((), True, 5.0), (("--seconds", "60"), True, 60.0), (("--seconds", "60"), False, 5.0),
     (("--seconds", "60", "--rate", "1"), True, 60.0),
     (("--seconds", "60", "--rate", "1", "--requests", "9"), True, 5.0),
     (("--seconds", "60", "--trace", "x"), True, 5.0),
-    (("--seconds", "60", "--dialect", "batching"), True, 5.0),
+    (("--seconds", "60", "--dialect", "batching"), True, 60.0),
     (("--seconds", "60", "--dialect", "batching", "--numsamples", "9"), True, 5.0),
     (("--seconds", "60", "--dialect", "batching", "--rate", "1"), True, 60.0),
     (("--seconds", "60", "--dialect", "batching", "--concurrency", "4"), True, 60.0)])
@@ -151,7 +177,10 @@ def test_a_key_is_not_kept(bench: Bench, url: str, tmp_path: Path) -> None:
     (("--rate", "x"), 2, "--rate"), (("--goal", "fast"), 2, "--goal is such as"),
     (("--url", "127.0.0.1:1"), 1, "nobody answers at 127.0.0.1:1"),
     (("--url", "127.0.0.1:1", "--csv", "/nowhere/csv"), 1, "/nowhere/csv"),
-    (("--url", "127.0.0.1:1", "--trace", "/nowhere"), 1, "/nowhere")])
+    (("--url", "127.0.0.1:1", "--trace", "/nowhere"), 1, "/nowhere"),
+    (("--url", "127.0.0.1:1", "--versus", "--output-tokens abc"), 2, "--output-tokens is 64,"),
+    (("--url", "127.0.0.1:1", "--versus", "--shared-prefix 64"), 2, "--shared-prefix 64 is part of"),
+    (("--url", "127.0.0.1:1", "--versus", "--tokenizer /nowhere"), 2, "--tokenizer: cannot read /nowhere")])
 def test_what_is_wrong_is_one_line(bench: Bench, words: tuple[str, ...], code: int, reason: str) -> None:
     ended, out, err = bench(*words)
     assert (ended, out, err.count("\n"), reason in err) == (code, "", 1, True)

@@ -53,10 +53,34 @@ def test_what_one_request_has_no_use_for_is_refused(flag: str) -> None:
     "--goal ttft=-1s", "--goal ttft=500", "--requests 0", "--rate 4 --seconds inf", "--rate 4 --even --burst 2",
     "--wait 1", "--numtokens_range 5", "--selection descend", "--dialect batching --wait 1 --rate 2",
     "--dialect batching --adapters a", "--dialect batching --goal ttft=1s", "--url http://a:b@c",
-    "--dialect smtp", "--unknown 3", "--speed 0"])
+    "--dialect smtp", "--unknown 3", "--speed 0", "--rate 0", "--rate inf", "--dialect batching --wait inf",
+    "--url http://a:b", "--url http://a:0", "--url http://a:65536"])
 def test_what_makes_no_sense_is_refused(flags: str) -> None:
     with pytest.raises((ValueError, CycloptsError)):
         read(flags)
+
+
+@pytest.mark.parametrize(("flags", "reason"), [
+    ("--burst 10", "--burst says something of --rate, which is not given"), ("--even", "--rate"),
+    ("--speed 2", "--trace"), ("--prefixes 3", "--shared-prefix"), ("--prompts x --prompt-tokens 9", "--prompts and"),
+    ("--prompts x --shared-prefix 9", "--prompts and"), ("--trace x --prompt-tokens 9", "--trace and --prompt-tokens"),
+    ("--trace x --output-tokens 9", "--trace and"), ("--dialect batching --numsamples 3 --requests 3", "--numsamples"),
+    ("--dialect batching --numtokens_range 3 --output-tokens 3", "--numtokens_range and --output-tokens"),
+    ("--dialect batching --model a", "--model: a request of --dialect batching"),
+    ("--dialect batching --stop-at-end", "--stop-at-end: ")])
+def test_a_flag_without_effect_is_refused_and_not_passed_over(flags: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        read(flags)
+
+
+def test_a_port_that_is_none_is_said_to_be_in_the_url() -> None:
+    with pytest.raises(ValueError, match=r"^--url: a port is a number from 1 to 65535, got 'a:b'$"):
+        read("--url http://a:b")
+
+
+def test_the_studys_client_sends_as_long_as_it_is_told() -> None:
+    workload = read("--dialect batching --seconds 600").workload
+    assert (workload.seconds, workload.is_limited) == (600.0, False)
 
 
 def test_a_goal_is_read_in_seconds() -> None:

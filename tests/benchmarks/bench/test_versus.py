@@ -47,9 +47,15 @@ def test_who_is_compared_the_other_way_round_has_the_inverse(one: float, other: 
 
 
 def test_a_line_tells_median_and_spread() -> None:
-    lines = ratio_table([Ratio("tokens/s", "higher", (1.28, 1.31, 1.35))], ("before", "after")).splitlines()
-    assert lines[0].split() == ["after", "/", "before", "median", "least", "to", "most", "better", "is"]
-    assert lines[1].split() == ["tokens/s", "1.31", "(1.28", "to", "1.35)", "higher"]
+    lines = ratio_table([Ratio("tokens/s", "higher", (1.28, 1.31, 1.35), 3)], ("before", "after")).splitlines()
+    assert lines[0].split() == ["after", "/", "before", "median", "least", "to", "most", "turns", "better", "is"]
+    assert lines[1].split() == ["tokens/s", "1.31", "(1.28", "to", "1.35)", "3", "higher"]
+
+
+def test_turns_that_one_of_them_has_no_figure_of_are_counted() -> None:
+    none, some = (result([answer()], goal=Goal(e2e=limit)).summary for limit in (0.0, 1.0))
+    [line] = [line for line in ratio_table(compared([(none, some), (some, some)])).splitlines() if "goodput" in line]
+    assert "1 of 2" in line
 
 
 def test_small_ratios_are_not_rounded_away() -> None:
