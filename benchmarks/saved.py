@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RESULTS = Path(__file__).parent / "results"
+CHECKOUT = ROOT / "pyproject.toml"
+RESULTS = Path(__file__).parent / "results" if CHECKOUT.exists() else Path("results")
 PLACES = "--folder", "--models"
 
 

@@ -5,6 +5,7 @@ Knows how parts follow each other; each is made elsewhere.
 """
 
 import json
+import sys
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -45,7 +46,8 @@ are full; sweet: the same with other settings; users: how many are served at twi
         SIMULATED,)
     "Whose sizes the models have; simulated: no model, with costs as on the GPU of the study."
     folder: Path | None = None
-    "Where results go, and where those of an interrupted study are; by default a new one under benchmarks/results."
+    "Where results go, and where those of an interrupted study are; by default a new one under benchmarks/results of a \
+checkout, else under results here."
     seeds: Annotated[int, Parameter(validator=Number(gte=1))] = DEFAULT.seeds
     "How often everything is measured, each time with other requests."
     requests: Annotated[int, Parameter(validator=Number(gte=2))] = DEFAULT.requests
@@ -89,6 +91,8 @@ others meanwhile; but not as the study has it, whose server counts what it hears
 
 def scope_of(settings: Settings) -> Scope:
     if settings.quick:
+        if given := [name for name in Scope.__slots__ if getattr(settings, name) != getattr(DEFAULT, name)]:
+            raise ValueError(f"--quick says itself how much is measured: leave out --{given[0].replace('_', '-')}")
         return QUICK
     return Scope(**{name: getattr(settings, name) for name in Scope.__slots__})
 
@@ -128,7 +132,13 @@ def batching(settings: Settings = Settings()) -> None:
         raise ValueError("plots need matplotlib; install it with: pip install 'weft[bench]'")
     this = made("weft study")
     folder = folder_of(settings, this)
-    measure(settings, Experiments(folder, this, settings.stolen))
+    scope_of(settings)
+    try:
+        measure(settings, Experiments(folder, this, settings.stolen))
+    except Failed:  # what was measured is told all the same
+        if Raw(folder).all():
+            tell(folder, this)
+        raise
     told = tell(folder, this)
     first = {name: value for name, value in told.items() if name != "shapes"}
     print(json.dumps(plain({**first, "folder": str(folder)})))
@@ -138,7 +148,7 @@ def main() -> None:
     app = cyclopts.App(name="weft study", help="Comparisons that are measured from end to end.")
     app.command(batching)
     try:
-        app()
+        app(sys.argv[1:])
     except (ValueError, Failed, NotStarted) as error:
         raise SystemExit(f"benchmarks.study: {error}") from None
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 # Student's t for 95 % on both sides, by degrees of freedom from 1.
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+FEWEST_SHOWN = 3  # values of a band
 
 
 class Line(NamedTuple):
@@ -16,13 +17,11 @@ class Line(NamedTuple):
     intercept: float
     correlation: float
 
-    def at(self, x: float) -> float:
-        return self.intercept + self.slope * x
-
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A figure that every seed gives: its mean, and where the true one lies with 95 %. One seed has no band."""
+    """A figure that every seed gives: its mean, and where the true one lies with 95 %. One seed has no band, and that
+    of two covers everything and is not shown."""
 
     mean: float
     low: float | None
@@ -40,9 +39,14 @@ class Band:
         reach = quantile(len(known) - 1) * stdev(known) / sqrt(len(known))
         return cls(middle, middle - reach, middle + reach, known)
 
+    @property
+    def reach(self) -> float | None:
+        """Half of what is shown of it."""
+        return None if self.high is None or len(self.values) < FEWEST_SHOWN else self.high - self.mean
+
 
 def quantile(degrees: int) -> float:
-    """Beyond the table the normal one with a correction, which is right to 0.1 %."""
+    """Beyond the table the normal one with a correction, which is right to 0.2 %."""
     if degrees <= len(QUANTILES):
         return QUANTILES[degrees - 1]
     z = NormalDist().inv_cdf(0.975)

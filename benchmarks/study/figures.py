@@ -30,17 +30,27 @@ WIDTH = 10  # tokens of a range in which latencies are taken together
 
 
 def summary(takens: Sequence[Taken]) -> Told:
-    """The two figures of the study's mode first, of the first shape that has them."""
+    """The figures of the study's mode first, of the first shape that has them."""
     shapes = list(dict.fromkeys(taken.run.shape for taken in takens))
     told = {shape: of_shape([taken for taken in takens if taken.run.shape == shape]) for shape in shapes}
     studied: Told = next((one[COMPAT] for one in told.values() if COMPAT in one), {})
-    ratio = studied.get("continuous_mean_latency_ratio", Band.of(()))
+    ratio, each = (studied.get(name, Band.of(())) for name in (
+        "continuous_mean_latency_ratio", "continuous_latency_correlation_of_seeds"))
     return {"continuous_latency_correlation": studied.get("continuous_latency_correlation", nan),
-            "continuous_mean_latency_ratio": ratio.mean, "shapes": told}
+            "continuous_mean_latency_ratio": ratio.mean, "continuous_latency_correlation_of_seeds": each.values,
+            "failed": failed(takens), "shapes": told}
+
+
+def failed(takens: Sequence[Taken]) -> dict[str, int]:
+    """Requests that count for nothing else, by run."""
+    counts = {f"{taken.run.part}/{taken.run.name}": sum(bool(record.error) for record in taken.records)
+              for taken in takens}
+    return {name: count for name, count in counts.items() if count}
 
 
 def of_shape(takens: Sequence[Taken]) -> Told:
     pace = pace_of(takens)
+    takens = [taken for taken in takens if pace.is_known(taken.run.part)]
     parts = {part: [taken for taken in takens if taken.run.part == part] for part in (COMPAT, WORKLOAD, USERS)}
     told: Told = {}
     if parts[COMPAT]:
@@ -106,18 +116,28 @@ def range_of(answer: Answer) -> int:
 def compat(takens: Sequence[Taken], pace: Pace) -> Told:
     each = policies(takens, pace)
     told: Told = {"policies": each}
-    if DYNAMIC not in each or len(each) == 1:
+    whole = list(filter(is_compared, by_seed(takens).values()))
+    if not whole:
         return told
-    others = [each[name]["mean_latency"].values for name in each if name != DYNAMIC]
-    dynamic = each[DYNAMIC]
     lines = {name: line_of(one["latency_by_tokens"]) for name, one in each.items()}
     return told | {
-        "continuous_latency_correlation": lines[DYNAMIC].correlation,  # of means over seeds; of each seed: policies
-        "continuous_mean_latency_ratio": Band.of(
-            own / mean(theirs) for own, theirs in zip(dynamic["mean_latency"].values, zip(*others, strict=True),
-                                                      strict=True)),
+        "continuous_latency_correlation": lines[DYNAMIC].correlation,  # of means over seeds
+        "continuous_latency_correlation_of_seeds": each[DYNAMIC]["correlation"],
+        "continuous_mean_latency_ratio": Band.of(ratio_to_others(runs, pace) for runs in whole),
         "crossover": mean([crossing(lines[DYNAMIC], line) for name, line in lines.items() if name != DYNAMIC])
         / LARGEST}
+
+
+def is_compared(takens: Sequence[Taken]) -> bool:
+    """Whether a seed was not interrupted before dynamic batching had others beside it."""
+    policies = {taken.run.policy for taken in takens}
+    return DYNAMIC in policies and len(policies) > 1
+
+
+def ratio_to_others(takens: Sequence[Taken], pace: Pace) -> float:
+    """Of mean latencies, in one seed."""
+    found = {taken.run.policy: figures(answers(taken, pace))["mean_latency"] for taken in takens}
+    return found.pop(DYNAMIC) / fmean(found.values())
 
 
 def line_of(latencies: Mapping[float, Band]) -> Line:
@@ -149,9 +169,13 @@ def at_levels(takens: Sequence[Taken], figures_of: Callable[[Taken], Mapping[str
 
 
 def peak(levels: Levels) -> tuple[float, float]:
-    """The level at which most is served, and how much."""
-    best = max(levels, key=lambda level: levels[level]["tokens_per_second"].mean)
-    return best, levels[best]["tokens_per_second"].mean
+    """The level at which most is served, and how much, of those that every seed came to: who is full at a lower one in
+    most seeds would be told by the others."""
+    served = {level: one["tokens_per_second"] for level, one in levels.items()}
+    seeds = max(len(band.values) for band in served.values())
+    best = max((level for level, band in served.items() if len(band.values) == seeds),
+               key=lambda level: served[level].mean)
+    return best, served[best].mean
 
 
 def beside_static(levels: Mapping[str, Levels], peaks: Mapping[str, tuple[float, float]]) -> Told:
@@ -163,13 +187,14 @@ def beside_static(levels: Mapping[str, Levels], peaks: Mapping[str, tuple[float,
     best = max(groups, key=lambda policy: peaks[policy][1])
     level, most = peaks[best]
     theirs = levels[best][level]["latency_p50"].mean
-    ours = [(found["latency_p50"].mean, policy, found["tokens_per_second"].mean)
-            for policy in levels if policy not in (*groups, FIXED) for found in levels[policy].values()
+    ours = [(found["latency_p50"].mean, policy, found["tokens_per_second"].mean, rate)
+            for policy in levels if policy not in (*groups, FIXED) for rate, found in levels[policy].items()
             if found["tokens_per_second"].mean >= NEAR * most]
-    latency, policy, tokens = min(ours, default=(nan, CONTINUOUS, nan))
+    latency, policy, tokens, rate = min(ours, default=(nan, CONTINUOUS, nan, nan))
     return {"static_peak": {
-        "policy": best, "tokens_per_second": most, "latency_p50": theirs, "continuous_policy": policy,
-        "continuous_tokens_per_second": tokens, "continuous_latency_p50": latency, "latency_ratio": latency / theirs}}
+        "policy": best, "level": level, "tokens_per_second": most, "latency_p50": theirs, "continuous_policy": policy,
+        "continuous_level": rate, "continuous_tokens_per_second": tokens, "continuous_latency_p50": latency,
+        "latency_ratio": latency / theirs}}
 
 
 def users(takens: Sequence[Taken], pace: Pace) -> Told:

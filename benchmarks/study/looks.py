@@ -3,6 +3,7 @@ told apart in grey. Knows matplotlib's objects and nothing of what is drawn.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from benchmarks.study.arithmetic import Band
-from benchmarks.study.policies import STATIC, SWEPT, words
+from benchmarks.study.policies import STATIC, SWEPT, WINDOWS, windows, words
 
 DPI = 110
 LEAST = 0.05  # of the mean: how far down a band reaches where the axis is logarithmic
@@ -38,14 +39,18 @@ SETTINGS = dict(zip(SWEPT, (Look("#41ab5d", "-", "P"), Look("#2b8cbe", "--", "X"
 
 
 def look_of(policy: str, policies: Sequence[str]) -> Look:
-    """Among those of a plot: windows are told apart by their order."""
+    """Among those of a plot."""
     if policy in LOOKS:
         return LOOKS[policy]
     name = policy.partition("-")[0]
-    if name in SETTINGS:
-        return SETTINGS[name]
-    windowed = [one for one in policies if one.startswith(STATIC)]
-    return WINDOWED[windowed.index(policy) % len(WINDOWED)]
+    return SETTINGS[name] if name in SETTINGS else windowed([one for one in policies if one.startswith(STATIC)])[policy]
+
+
+def windowed(policies: Sequence[str]) -> dict[str, Look]:
+    """The usual windows always look the same; others take the looks that are left."""
+    usual = dict(zip(windows(WINDOWS), WINDOWED, strict=True))
+    left = cycle([look for name, look in usual.items() if name not in policies] or WINDOWED)
+    return {name: usual[name] if name in usual else next(left) for name in policies}
 
 
 def sheet(rows: int = 1, columns: int = 1, width: float = 7.2, height: float = 4.6) -> tuple[Figure, list[Axes]]:
@@ -63,14 +68,25 @@ def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
 def logarithmic(axes: Axes, *directions: str) -> None:
     """With few plain numbers beside the axis. Bands may leave the picture: lines decide what is shown."""
     for direction in directions:
-        getattr(axes, f"set_{direction}scale")("log")
-        axis = axes.xaxis if direction == "x" else axes.yaxis
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
+        scaled(axes, direction)
         shown = [float(value) for line in axes.lines for value in getattr(line, f"get_{direction}data")() if value > 0]
         if shown:
             getattr(axes, f"set_{direction}lim")(min(shown) / 1.4, max(shown) * 1.4)
+
+
+def logarithmic_bars(axes: Axes, heights: Sequence[float]) -> None:
+    """The shortest still has a length."""
+    scaled(axes, "y")
+    if shown := [height for height in heights if height > 0]:
+        axes.set_ylim(min(shown) / 2, max(shown) * 2)
+
+
+def scaled(axes: Axes, direction: str) -> None:
+    getattr(axes, f"set_{direction}scale")("log")
+    axis = axes.xaxis if direction == "x" else axes.yaxis
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def curve(axes: Axes, points: Sequence[tuple[float, float]], policy: str, policies: Sequence[str],
@@ -95,9 +111,9 @@ def shade(axes: Axes, bands: Mapping[float, Band], policy: str, policies: Sequen
 
 def ends_of(band: Band) -> tuple[float, float]:
     """No numbers, where nothing is drawn, for who knows too little: two seeds' bands would cover everything."""
-    if band.low is None or band.high is None or len(band.values) < 3:
+    if band.reach is None:
         return nan, nan
-    return max(band.low, LEAST * band.mean), band.high
+    return max(band.mean - band.reach, LEAST * band.mean), band.mean + band.reach
 
 
 def write(drawn: Figure, path: Path) -> Path:

@@ -13,7 +13,7 @@ from benchmarks.study.policies import DYNAMIC, FIXED, NOBATCH
 from benchmarks.study.raw import Taken
 from router.figures import percentile
 
-SETTLED = 0.25  # of the time in which requests came, which does not count for throughput
+SETTLED = 0.5  # of the time in which requests came, in which batches fill, and which does not count for throughput
 KEPT_UP = 0.75  # of what was asked for: who serves less than that is at the end
 USERS_SLOWDOWN = 2.0
 
@@ -64,7 +64,7 @@ def pace_of(takens: Iterable[Taken]) -> Pace:
     """From the runs that are made for it."""
     found = {(taken.run.policy, taken.run.workload): taken.records for taken in takens if taken.run.part == SOLO}
     alone = {key: seconds_alone(records) for key, records in found.items()}
-    return Pace(alone.get((NOBATCH, "short"), ()), alone[FIXED, "short"], alone[FIXED, "long"],
+    return Pace(alone.get((NOBATCH, "short"), ()), alone.get((FIXED, "short"), ()), alone.get((FIXED, "long"), ()),
                 rate(found.get((DYNAMIC, TOGETHER), ())))
 
 

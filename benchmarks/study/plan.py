@@ -113,6 +113,10 @@ class Pace:
             return self.together / TOGETHER_THERE
         return MEAN_SERVICE / fmean(self.seconds(run, length) for length in workloads.FIGURE_LENGTHS)
 
+    def is_known(self, part: str) -> bool:
+        """Whether runs of a part can be judged: not, if those that tell the pace were interrupted."""
+        return bool(self.short and self.long and (self.compat or part != COMPAT))
+
     @property
     def mean_seconds(self) -> float:
         """Of a request beyond the study's workloads."""
@@ -151,7 +155,7 @@ class Plan:
             case "sweep":
                 return [("poisson", everybody, scope.levels)]
             case "sweet":
-                return [("poisson", scope.variants, scope.levels[1::2])]
+                return [("poisson", scope.variants, scope.levels[1::2] or scope.levels)]
             case _:
                 return [("closed", scope.policies, sorted({1, *scope.users}))]
 

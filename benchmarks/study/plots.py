@@ -13,10 +13,21 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.study.figures import WIDTH, Levels
-from benchmarks.study.looks import curve, logarithmic, look_of, name_axes, open_marker, shade, sheet, write
+from benchmarks.study.looks import (
+    curve,
+    ends_of,
+    logarithmic,
+    logarithmic_bars,
+    look_of,
+    name_axes,
+    open_marker,
+    shade,
+    sheet,
+    write,
+)
 from benchmarks.study.measures import KEPT_UP, USERS_SLOWDOWN
 from benchmarks.study.plan import COMPAT, SWEEP, USERS, WORKLOAD
-from benchmarks.study.policies import SWEPT
+from benchmarks.study.policies import SWEPT, words
 from benchmarks.study.raw import Taken
 from benchmarks.study.timeline import timeline
 
@@ -73,13 +84,15 @@ def by_tokens(path: Path, each: Told, title: str) -> Path:
 
 
 def fairness(path: Path, each: Told, title: str) -> Path:
-    drawing, (left, middle, right) = sheet(1, 3, 10.5, 4.2)
+    """What is a hundred times as long with one policy as with another needs a logarithmic axis."""
+    drawing, (left, middle, right) = sheet(1, 3, 10.5, 4.6)
     bars(left, each, "jain", "fairness (1: all alike)", "Jain index of tokens/s")
-    bars(middle, each, "slowdown", "slowdown", "latency / latency alone")
+    bars(middle, each, "slowdown", "slowdown (1: as if alone)", "latency / latency alone")
     bars(right, each, "longest_wait", "longest wait", "until the first token (s)")
     left.set_ylim(0, 1)
-    for axes in (middle, right):
-        axes.set_ylim(bottom=0)
+    for axes, figure in ((middle, "slowdown"), (right, "longest_wait")):
+        logarithmic_bars(axes, [one[figure].mean for one in each.values()])
+    drawing.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     drawing.suptitle(f"{title}: mean over seeds, 95 % band")
     return write(drawing, path)
 
@@ -87,12 +100,13 @@ def fairness(path: Path, each: Told, title: str) -> Path:
 def bars(axes: Axes, each: Told, figure: str, title: str, unit: str) -> None:
     for place, (policy, one) in enumerate(each.items()):
         band, look = one[figure], look_of(policy, list(each))
-        axes.bar(place, band.mean, color=look.color, alpha=0.65, hatch=look.hatch, edgecolor="black", linewidth=0.8)
-        if band.high is not None:
-            axes.errorbar(place, band.mean, yerr=[[min(band.mean - band.low, band.mean)], [band.high - band.mean]],
-                          color="black", capsize=3, linewidth=1)
-    axes.set_xticks(range(len(each)), list(each), rotation=45, ha="right")
-    name_axes(axes, "", unit, title)
+        axes.bar(place, band.mean, color=look.color, alpha=0.65, hatch=look.hatch, edgecolor="black", linewidth=0.8,
+                 label=words(policy))
+        low, high = ends_of(band)
+        axes.errorbar(place, band.mean, yerr=[[band.mean - low], [high - band.mean]], color="black", capsize=3,
+                      linewidth=1)
+    axes.set_xticks([])
+    name_axes(axes, "policy", unit, title)
     axes.grid(visible=False, axis="x")
 
 
@@ -115,8 +129,8 @@ def rates(path: Path, told: Told, shape: str) -> Path:
         logarithmic(axes[place], "x", "y")
     drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     drawing.suptitle(f"{shape}: Poisson arrivals, mean over seeds, 95 % band\n"
-                     "a large open marker: here a policy is full, it served less than "
-                     f"{100 * KEPT_UP:.0f} % of what was asked for, twice in a row")
+                     f"a large open marker: a policy is full and served less than {100 * KEPT_UP:.0f} % of what was "
+                     "asked for, at two rates in a row; other lines end at the highest rate tried")
     return write(drawing, path)
 
 
@@ -124,11 +138,12 @@ def sweet_spot(path: Path, each: Mapping[str, Levels], shape: str) -> Path:
     """Throughput against latency: up and to the left is better. Each line is a policy at rising rates."""
     drawing, [axes] = sheet(width=9.4, height=6.0)
     swept = [policy for policy in each if policy.partition("-")[0] in SWEPT]
+    settings = [policy.partition("-")[0] for policy in swept]
     offsets = cycle(OFFSETS)
     for policy, levels in each.items():
         points = [(1e3 * one["per_token_p50"].mean, one["tokens_per_second"].mean) for one in levels.values()]
         curve(axes, points, policy, list(each), **({"linewidth": 0.7, "alpha": 0.8} if policy in swept else {}))
-        if policy in swept:
+        if policy in swept and settings.count(policy.partition("-")[0]) > 1:  # else its marker tells it
             offset = next(offsets)
             axes.annotate(policy.partition("-")[2], points[-1], textcoords="offset points", xytext=offset, fontsize=9,
                           color=look_of(policy, list(each)).color, ha="left" if offset[0] > 0 else "right")
@@ -146,8 +161,8 @@ def users(path: Path, told: Told, shape: str) -> Path:
         curve(axes, [point for point in points if isfinite(point[1])], policy, list(told["policies"]))
     axes.axhline(USERS_SLOWDOWN, color="black", linewidth=1, linestyle=(0, (6, 3)))
     axes.annotate("twice as long as alone", (1, USERS_SLOWDOWN), textcoords="offset points", xytext=(0, 4), fontsize=9)
-    name_axes(axes, "users that ask again when they were answered", "p50 of latency per token / alone",
-              f"{shape}: users and what they feel")
+    name_axes(axes, "users, each asking again once answered", "p50 of latency per token / that of one alone",
+              f"{shape}: latency by number of users")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()
     return write(drawing, path)

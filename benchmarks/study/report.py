@@ -20,16 +20,17 @@ COLUMNS = (  # of a run with a beginning and an end
 NOTES = """\
 Figures are means over seeds, ± half of the 95 % band. The original is the effective-batching study. `mean latency` is
 over numbers of tokens asked for, as there, and so are slope and r, of a line through these means. `original's
-throughput` is its formula, tokens by seconds of requests; `tokens/s` goes by the clock on the wall. In the original's
+throughput` is its formula, tokens divided by request-seconds; `tokens/s` uses wall-clock time. In the original's
 mode latency is what the server's clock says, which begins when a request is heard, eight at most at once; elsewhere it
-counts from when a request was due. Slowdown is latency by the latency of as many tokens alone."""
+counts from when a request was due. Slowdown is latency divided by what as many tokens take alone. At rising rates
+throughput is that of the second half of the arrivals, when batches are full."""
 
 
 def figure(value: Band | float, digits: int) -> str:
     band = value if isinstance(value, Band) else Band(value, None, None, (value,))
     if not isfinite(band.mean):
         return "-"
-    reach = f" ± {band.high - band.mean:.{digits}f}" if band.high is not None else ""
+    reach = f" ± {band.reach:.{digits}f}" if band.reach is not None else ""
     return f"{band.mean:.{digits}f}{reach}"
 
 
@@ -65,10 +66,12 @@ def policies(each: Told) -> str:
 
 
 def compat_words(told: Told) -> str:
-    return ("Dynamic: over all seeds, latency is a line in tokens asked for, "
-            f"r = {figure(told['continuous_latency_correlation'], 4)}; its mean is "
-            f"{figure(told['continuous_mean_latency_ratio'], 3)} of the others'; it is the slower one beyond "
-            f"{figure(told['crossover'], 2)} of the largest request.")
+    slower = (f"it is the slower one for requests above {figure(told['crossover'], 2)} of the largest"
+              if told["crossover"] < 1 else "for no request is it the slower one")
+    return ("Dynamic: latency grows in a straight line with tokens asked for, r = "
+            f"{figure(told['continuous_latency_correlation'], 4)} through the means of all seeds and "
+            f"{figure(told['continuous_latency_correlation_of_seeds'], 3)} in single ones; mean latency is "
+            f"{figure(told['continuous_mean_latency_ratio'], 3)} of the others'; {slower}.")
 
 
 def saturation(told: Told) -> str:
@@ -81,9 +84,16 @@ def saturation(told: Told) -> str:
 
 def static_words(told: Told) -> str:
     return (f"The best static groups ({words(told['policy'])}) serve {figure(told['tokens_per_second'], 1)} tokens/s "
-            f"at a p50 of {figure(told['latency_p50'], 2)} s; {words(told['continuous_policy'])} serves "
+            f"at a p50 of {figure(told['latency_p50'], 2)} s, with arrivals of {told['level']:g} times what no "
+            f"batching serves; {words(told['continuous_policy'])} serves "
             f"{figure(told['continuous_tokens_per_second'], 1)} at {figure(told['continuous_latency_p50'], 2)} s, "
-            f"{figure(told['latency_ratio'], 2)} of that.")
+            f"{figure(told['latency_ratio'], 2)} of that, with arrivals of {told['continuous_level']:g} times.")
+
+
+def failures(told: Mapping[str, int]) -> str:
+    """What failed counts for no latency: a policy that refuses would look fast."""
+    return "" if not told else "Requests failed, which count for no latency: " + ", ".join(
+        f"{count} in {name}" for name, count in told.items()) + "."
 
 
 def users(told: Told) -> str:
@@ -118,6 +128,6 @@ def page(told: Told, made: Sequence[Told], plots: Sequence[Path], folder: Path) 
         f"# The batching study, {max(one['date'] for one in made)}", "", *where, "",
         "Raw records are under `raw/`, the figures of the tables in `summary.json`"
         + (", and what the server with the original's routes wrote under `csv/`." if studied else "."),
-        *filter(None, [with_stolen(made)])])
+        *filter(None, [with_stolen(made), failures(told["failed"])])])
     shown = "\n\n".join(f"![{path.stem}]({path.relative_to(folder)})" for path in plots)
     return "\n\n".join([head, NOTES, "## Tables", table(told), "## Plots", shown]) + "\n"

@@ -11,7 +11,9 @@ from benchmarks.study.policies import words
 from benchmarks.study.raw import Taken
 from benchmarks.study.seats import seats, stays
 
+ALONE = ("none", "nobatch")  # goes on for much longer: only its beginning is shown
 SHOWN = ("none", "static", "pause", "mixed")
+ROOM = 1.03
 GREYS = "#c6dbef", "#6baed6", "#2171b5", "#9ecae1"  # neighbours differ in grey as well
 
 
@@ -21,10 +23,15 @@ def timeline(path: Path, takens: Sequence[Taken]) -> Path:
     found = {taken.run.policy: taken for taken in takens if taken.run.seed == first}
     shown = [found[policy] for policy in SHOWN if policy in found] or list(found.values())
     drawing, axes = sheet(len(shown), 1, 10.0, 1.0 + 1.7 * len(shown))
-    end = max(record.ended for taken in shown for record in taken.records)
-    for place, taken in zip(axes, shown, strict=True):
+    ends = [max(record.ended for record in taken.records) for taken in shown]
+    batching = [end for taken, end in zip(shown, ends, strict=True) if taken.run.policy not in ALONE]
+    last = ROOM * max(batching or ends)
+    for place, taken, end in zip(axes, shown, ends, strict=True):
         panel(place, taken)
-        place.set_xlim(0, end)
+        place.set_xlim(0, last)
+        if end > last:
+            place.annotate(f"until {end:.3g} s", (1.0, 1.0), xycoords="axes fraction", textcoords="offset points",
+                           xytext=(0, 4), ha="right", fontsize=9)
     axes[-1].set_xlabel("time (s)")
     drawing.suptitle(f"{shown[0].run.shape}, workload {shown[0].run.workload}, seed {first}: a bar is a request, from "
                      "its first token to its last")

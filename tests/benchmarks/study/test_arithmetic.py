@@ -24,7 +24,7 @@ def test_what_is_flat_or_alone_correlates_with_nothing() -> None:
 def test_lines_meet_where_both_say_the_same() -> None:
     rising, flat = fitted({0.0: 0.0, 1.0: 0.1}), fitted({0.0: 11.0, 1.0: 11.0})
     assert crossing(rising, flat) == pytest.approx(110)
-    assert rising.at(110) == pytest.approx(flat.at(110))
+    assert rising.intercept + 110 * rising.slope == pytest.approx(flat.intercept + 110 * flat.slope)
     assert isnan(crossing(flat, flat))
 
 

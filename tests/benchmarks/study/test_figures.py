@@ -8,7 +8,7 @@ from studied import SCOPE, study
 
 from benchmarks.bench.record import Ask, Record
 from benchmarks.study.arithmetic import Band
-from benchmarks.study.figures import latency_by_range, plain, summary, users, users_at
+from benchmarks.study.figures import failed, latency_by_range, peak, plain, summary, users, users_at
 from benchmarks.study.measures import Answer
 from benchmarks.study.plan import Pace, Run
 from benchmarks.study.raw import Taken
@@ -40,6 +40,36 @@ def test_every_seed_gives_a_value_and_together_a_band() -> None:
     latency = told()["shapes"]["simulated"]["compat"]["policies"]["nobatch"]["mean_latency"]
     assert len(latency.values) == 2
     assert latency.low < latency.mean < latency.high
+
+
+def test_the_studys_mode_pairs_what_is_of_the_same_seed() -> None:
+    """A study that is interrupted there has some policies without others: a summary was impossible."""
+    takens = study(SCOPE)
+    cut = [taken for taken in takens if (taken.run.part, taken.run.policy, taken.run.seed) != ("compat", "dynamic", 0)]
+    ratio = summary(takens)["shapes"]["simulated"]["compat"]["continuous_mean_latency_ratio"]
+    assert summary(cut)["shapes"]["simulated"]["compat"]["continuous_mean_latency_ratio"].values == ratio.values[1:]
+    alone = [taken for taken in takens if taken.run.part == "solo" or taken.run.policy == "dynamic"]
+    assert list(summary(alone)["shapes"]["simulated"]["compat"]) == ["policies"]
+
+
+@pytest.mark.parametrize(("missing", "parts"), [
+    ("short-none", []), ("short-nobatch", ["workload", "sweep", "users"]), ("long-none", [])])
+def test_what_cannot_be_judged_yet_is_left_out(missing: str, parts: list[str]) -> None:
+    """Requests alone were not all asked for before somebody stopped it."""
+    takens = [taken for taken in study(SCOPE) if taken.run.part != "solo" or missing not in taken.run.name]
+    assert list(summary(takens)["shapes"]["simulated"]) == parts
+
+
+def test_requests_that_failed_are_counted() -> None:
+    run = Run("users", "simulated", "closed", "mixed", 0, 4.0)
+    records = [Record(Ask(0, "", 8), 0.0, 1.0, error=error) for error in ("", "503", "503")]
+    assert failed([Taken(run, {}, {}, records)]) == {"users/simulated-closed-mixed-at4-seed0": 2}
+
+
+def test_the_most_that_is_served_is_of_a_rate_that_all_seeds_came_to() -> None:
+    """Those that are full at a lower one would leave it to the luckiest."""
+    levels = {5.0: {"tokens_per_second": Band.of([10.0, 12.0])}, 12.0: {"tokens_per_second": Band.of([15.0])}}
+    assert peak(levels) == (5.0, 11.0)
 
 
 def test_saturation_is_told_beside_that_of_one_at_a_time() -> None:

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 from cyclopts import App, CycloptsError
+from studied import SCOPE, House
 
 from benchmarks.saved import made
 from benchmarks.study import __main__ as study
 from benchmarks.study.__main__ import DEFAULT, QUICK, Settings, batching, folder_of, scope_of
+from benchmarks.study.experiments import Experiments, Failed
+from benchmarks.study.plan import Plan
 from benchmarks.study.raw import Raw
+from benchmarks.study.shapes import simulated
 
 EVERYTHING = Settings()
 
@@ -56,6 +60,31 @@ def test_results_go_where_date_and_hardware_say() -> None:
     this = {"date": "2025-01-31", "hardware": "Some CPU, 2 cores"}
     assert folder_of(EVERYTHING, this).name == "batching-2025-01-31-some-cpu-2-cores"
     assert folder_of(Settings(folder=Path("here")), this) == Path("here").resolve()
+
+
+def test_a_quick_one_says_itself_how_much_is_measured() -> None:
+    with pytest.raises(ValueError, match=r"^--quick says itself how much is measured: leave out --seeds$"):
+        scope_of(Settings(quick=True, seeds=2))
+
+
+def test_without_matplotlib_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "find_spec", lambda _: None)
+    with pytest.raises(ValueError, match=r"pip install 'weft\[bench\]'"):
+        batching(Settings(folder=tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("fonts")
+def test_what_was_measured_before_a_run_told_nothing_is_kept_and_told(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def measure(_: Settings, experiments: Experiments) -> None:
+        House().experiments(experiments.folder).pace(Plan(simulated(1.0), SCOPE))
+        raise Failed("users: every request failed")
+    monkeypatch.setattr(study, "measure", measure)
+    monkeypatch.setattr(sys, "argv", ["study", "batching", "--folder", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"^benchmarks\.study: users: every request failed$"):
+        study.main()
+    assert (tmp_path / "summary.json").exists()
 
 
 @pytest.mark.slow

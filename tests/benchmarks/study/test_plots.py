@@ -94,6 +94,13 @@ def test_policies_differ_in_more_than_colour() -> None:
     assert len({look.hatch for name, look in LOOKS.items() if name in CACHED}) == len(CACHED)
 
 
+def test_a_window_looks_the_same_beside_whichever_others() -> None:
+    alone, beside = (look_of("static-1", shown) for shown in (["static-1"], ["static-0.25", "static-1", "static-4"]))
+    assert alone == beside
+    unusual = [look_of(policy, ["static-1", "static-2", "static-3"]) for policy in ("static-1", "static-2", "static-3")]
+    assert len(set(unusual)) == 3
+
+
 def test_a_logarithmic_axis_shows_all_lines_and_plain_numbers() -> None:
     _, [axes] = sheet()
     curve(axes, [(0.5, 3.0), (20.0, 400.0)], "mixed", ["mixed"])

@@ -7,11 +7,12 @@ from studied import MADE, SCOPE, study
 from benchmarks.study.arithmetic import Band
 from benchmarks.study.figures import summary
 from benchmarks.study.policies import words
-from benchmarks.study.report import COLUMNS, figure, grid, page, sources, table, with_stolen
+from benchmarks.study.report import COLUMNS, compat_words, figure, grid, page, sources, table, with_stolen
 
 
 def test_a_figure_has_its_band_if_there_is_one() -> None:
-    assert figure(Band(2.0, 1.5, 2.5, (1.8, 2.2)), 1) == "2.0 ± 0.5"
+    assert figure(Band(2.0, 1.5, 2.5, (1.8, 2.0, 2.2)), 1) == "2.0 ± 0.5"
+    assert figure(Band.of([1.8, 2.2]), 1) == "2.0"  # ± 2.5 would be true, and of no use
     assert (figure(Band(2.0, None, None, (2.0,)), 2), figure(1.234, 2), figure(nan, 2)) == ("2.00", "1.23", "-")
 
 
@@ -37,9 +38,22 @@ def test_the_page_says_what_was_run_and_shows_the_plots(tmp_path: Path) -> None:
 
 
 def test_a_page_without_the_studys_mode_speaks_of_no_csv(tmp_path: Path) -> None:
-    text = page({"shapes": {"simulated": {}}}, [MADE], [], tmp_path)
+    text = page({"failed": {}, "shapes": {"simulated": {}}}, [MADE], [], tmp_path)
     assert "in `summary.json`.\n" in text
     assert "csv" not in text
+
+
+def test_the_page_says_what_failed(tmp_path: Path) -> None:
+    text = page({"failed": {"sweep/simulated-poisson-none-seed0": 3}, "shapes": {}}, [MADE], [], tmp_path)
+    assert "Requests failed, which count for no latency: 3 in sweep/simulated-poisson-none-seed0." in text
+
+
+@pytest.mark.parametrize(("crossover", "said"), [
+    (0.8, "for requests above 0.80 of the largest"), (1.2, "for no request is it the slower one")])
+def test_it_is_said_for_whom_dynamic_batching_is_slower(crossover: float, said: str) -> None:
+    assert said in compat_words({
+        "continuous_latency_correlation": 1.0, "continuous_latency_correlation_of_seeds": Band.of([1.0]),
+        "continuous_mean_latency_ratio": Band.of([0.5]), "crossover": crossover})
 
 
 def test_every_command_is_told_once() -> None:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from benchmarks.bench.record import Ask, Record
 from benchmarks.study.plan import Run
 from benchmarks.study.raw import Taken
-from benchmarks.study.timeline import timeline
+from benchmarks.study.timeline import ROOM, timeline
 
 
 def taken(policy: str, seed: int, *stays: tuple[float, float]) -> Taken:
@@ -28,7 +28,15 @@ def test_the_first_seed_is_shown_with_a_bar_for_every_request(drawings: list[Fig
     [none, mixed] = drawings[0].axes
     assert [axes.get_title() for axes in (none, mixed)] == ["no batching", "continuous, mixed steps"]
     assert (len(none.patches), len(mixed.patches)) == (1, 2)
-    assert none.get_xlim() == mixed.get_xlim() == (0.0, 3.0)
+    assert none.get_xlim() == mixed.get_xlim() == pytest.approx((0.0, 3.0 * ROOM))
+
+
+def test_no_batching_is_cut_where_the_others_end_and_says_when_it_does(drawings: list[Figure]) -> None:
+    """It took so long that nothing could be seen of the others."""
+    timeline(Path("x"), [taken("mixed", 0, (0.0, 2.0)), taken("none", 0, (0.0, 2.0), (2.0, 100.0))])
+    [none, mixed] = drawings[0].axes
+    assert none.get_xlim()[1] == pytest.approx(2.0 * ROOM)
+    assert [[words.get_text() for words in axes.texts] for axes in (none, mixed)] == [["until 100 s"], []]
 
 
 def test_policies_that_were_not_measured_have_no_panel(drawings: list[Figure]) -> None:
