@@ -53,11 +53,12 @@ LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
 
 
 STUDY = {"dialect": "batching", "port": 8500}
-# What a setting brings with it, unless it is given.
-PRESETS: Mapping[tuple[str, str], Mapping[str, Any]] = {
-    ("dialect", "batching"): STUDY,
-    ("compat", "batching"): {**STUDY, "max_handlers": 8, "recompute": True, "static_equal_lengths": True},
-}
+# What settings bring with them, unless it is given.
+PRESETS: Sequence[tuple[Mapping[str, str], Mapping[str, Any]]] = (
+    ({"dialect": "batching"}, STUDY),
+    ({"compat": "batching"}, {**STUDY, "max_handlers": 8, "recompute": True}),
+    ({"compat": "batching", "batching": "static"}, {"static_equal_lengths": True}),
+)
 
 
 def parameter(setting: Setting, group: Group, *, variables: bool = True) -> inspect.Parameter:
@@ -111,11 +112,11 @@ def adapter_store(launch: LaunchConfig, router: RouterConfig) -> AdapterStore | 
 
 
 def with_own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A model that comes with weft, or a setting, may bring others, which are used unless they are given."""
+    """A model that comes with weft, or settings, may bring others, which are used unless they are given."""
     model = BOX.get(given.get("model_id", DEMO))
     own = dict(model.settings if model else {})
-    for (name, value), preset in PRESETS.items():
-        own |= preset if given.get(name) == value else {}
+    for wanted, preset in PRESETS:
+        own |= preset if wanted.items() <= given.items() else {}
     return {**own, **given}
 
 

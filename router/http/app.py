@@ -57,7 +57,7 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
     house = House(engine, validator, config, about, Outbox())
     app.add_routes(first_of_each([
         *dialects(house), *Embeddings(house).routes(), *Classify(house).routes(), *Tokens(house).routes(),
-        *Facts(house).routes(), *AdapterRoutes(house).routes(), *Docs(config.compat).routes(),
+        *Facts(house).routes(), *AdapterRoutes(house).routes(), *Docs(config.compat, config.dialect).routes(),
         *Metrics(engine, takes_json=house.is_lorax).routes(), *Requests(engine).routes(),
         *Probes(engine.ailment, lambda: None).routes()]))
     allow_origins(app, config.cors_allow_origin)

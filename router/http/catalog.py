@@ -13,6 +13,7 @@ from router.http.classify import ClassifyBatchRequest, ClassifyRequest
 from router.http.clouds import Instances
 from router.http.completions import Completion
 from router.http.embeddings import EmbeddingsRequest, EmbedRequest
+from router.http.inference import InferenceRequest
 from router.http.lorax import LoraxCompatGenerate, LoraxGenerate, TokenizeText
 from router.http.lorax_v1 import LoraxChat, LoraxCompletion
 from router.http.openai import ChatRequest
@@ -80,6 +81,12 @@ PROBES = (
     Entry("GET", "/live", "200 from any server that answers."),
     Entry("GET", "/startup", "How far the start of the shards is; 200 once it is over."),
 )
+STUDY = (  # with --dialect batching
+    Entry("POST", "/inference", "Goes on with a text for so many tokens, as the effective-batching study has it; the "
+          "prompt and what follows come as one text.", (InferenceRequest,)),
+    Entry("GET", "/stats", "Latencies and throughput of all that was answered, which are also written to a file."),
+    Entry("POST", "/", "A sentence that names these two.", answer="text/plain"),
+)
 SECTIONS: Mapping[str, tuple[Entry, ...]] = {
     "Generate": GENERATING, "Embed and classify": READING, "Adapters": ADAPTERS, "Ask the server": TELLING,
     "Probes": PROBES}
@@ -95,9 +102,12 @@ LORAX: dict[str, tuple[type[Foreign], ...]] = {
 }
 
 
-def sections(compat: str) -> Mapping[str, tuple[Entry, ...]]:
-    """By their titles, for whose oddities are kept (--compat)."""
-    if compat != "lorax":
-        return SECTIONS
-    generating = tuple(replace(entry, bodies=LORAX.get(entry.path, entry.bodies)) for entry in GENERATING)
-    return {**SECTIONS, "Generate": generating}
+def sections(compat: str, dialect: str = "none") -> Mapping[str, tuple[Entry, ...]]:
+    """By their titles, for whose oddities are kept (--compat), and who else is understood (--dialect)."""
+    bodies = LORAX if compat == "lorax" else {}
+    generating = tuple(replace(entry, bodies=bodies.get(entry.path, entry.bodies)) for entry in GENERATING)
+    if dialect != "batching":
+        return {**SECTIONS, "Generate": generating}
+    study = {entry.path for entry in STUDY}
+    others = tuple(entry for entry in generating if entry.path not in study)
+    return {"The batching study": STUDY, **SECTIONS, "Generate": others}

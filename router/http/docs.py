@@ -25,16 +25,16 @@ Schemas = Mapping[str, Any]
 
 
 class Docs:
-    def __init__(self, compat: str) -> None:
-        self._compat = compat
+    def __init__(self, compat: str, dialect: str) -> None:
+        self._of = compat, dialect
 
     @cached_property
     def _document(self) -> Mapping[str, Any]:
-        return document(self._compat)
+        return document(*self._of)
 
     @cached_property
     def _page(self) -> str:
-        return page(self._document, self._compat)
+        return page(self._document, *self._of)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/docs", self.docs), web.get("/api-doc/openapi.json", self.openapi)]
@@ -46,10 +46,10 @@ class Docs:
         return json_answer(self._document)
 
 
-def page(described: Mapping[str, Any], compat: str = "none") -> str:
+def page(described: Mapping[str, Any], compat: str = "none", dialect: str = "none") -> str:
     info, schemas = described["info"], described["components"]["schemas"]
     listed = "".join(f"<h2>{escape(title)}</h2>{''.join(entry_html(schemas, entry) for entry in section)}"
-                     for title, section in sections(compat).items())
+                     for title, section in sections(compat, dialect).items())
     return (f"<!doctype html><html lang=en><meta charset=utf-8><title>{info['title']}</title><style>{STYLE}</style>"
             f"<h1>{info['title']} {info['version']}</h1><p>{escape(info['description'])} "
             f'<a href="/api-doc/openapi.json">openapi.json</a></p>{listed}')

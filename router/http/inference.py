@@ -32,7 +32,7 @@ HINT = "POST a prompt and num_tokens to /inference; GET /stats for latencies and
 log = logging.getLogger(__name__)
 
 
-class Asked(Foreign):
+class InferenceRequest(Foreign):
     prompt: str
     num_tokens: Any
 
@@ -97,7 +97,7 @@ class Inference:
     async def inference(self, request: web.Request) -> web.Response:
         async with self._heard:
             began, caller = self._now(), Caller.of(request, self._house.engine)
-            asked = await read_untyped(request, Asked)
+            asked = await read_untyped(request, InferenceRequest)
             choices = await self._house.validator.choices(asked.wanted(caller))
             [answer] = await collected(self._house, choices, caller)
             seconds = self._now() - began

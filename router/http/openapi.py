@@ -33,8 +33,8 @@ REFUSALS = {
 USUAL = REFUSALS.keys() - {"404", "409"}  # where there is a body
 
 
-def document(compat: str = "none") -> dict[str, Any]:
-    listed = sections(compat)
+def document(compat: str = "none", dialect: str = "none") -> dict[str, Any]:
+    listed = sections(compat, dialect)
     entries = [entry for section in listed.values() for entry in section]
     bodies = list(dict.fromkeys(body for entry in entries for body in entry.bodies))
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=REFERENCE)

@@ -52,6 +52,7 @@ class Asked(Foreign):
     n: Unsigned32 | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
     cache_salt: str | None = None
     priority: Integer32 = 0
 
@@ -80,6 +81,7 @@ class Asked(Foreign):
             max_new_tokens=self.max_tokens,
             stop_strings=tuple(self.stop),
             seed=self.seed,
+            ignore_eos=bool(self.ignore_eos),
             cache_salt=self.cache_salt,
             priority=self.priority,
             tenant=caller.tenant,

@@ -11,6 +11,8 @@ import pytest
 
 from launcher import cli, programs
 from launcher.processes import Failed, GaveUp
+from router.messages import ModelFacts
+from router.policy import Policy, without_effect
 
 
 @pytest.fixture
@@ -66,10 +68,19 @@ def test_a_model_that_comes_with_weft_has_settings_of_its_own_unless_others_are_
 @pytest.mark.parametrize(("given", "own"), [
     ({"dialect": "batching"}, {"port": 8500}), ({"dialect": "batching", "port": 1}, {"port": 1}),
     ({"compat": "batching", "max_handlers": 4}, {
-        "dialect": "batching", "port": 8500, "max_handlers": 4, "recompute": True, "static_equal_lengths": True})])
+        "dialect": "batching", "port": 8500, "max_handlers": 4, "recompute": True}),
+    ({"compat": "batching", "batching": "static"}, {"max_handlers": 8, "static_equal_lengths": True})])
 def test_a_setting_may_bring_others_unless_they_are_given(given: dict[str, Any], own: dict[str, Any]) -> None:
     found = cli.with_own_settings({"model_id": "weft/simulated", **given})
     assert {name: found[name] for name in own} == own
+
+
+@pytest.mark.parametrize("batching", ["none", "nobatch", "static", "dynamic", "continuous"])
+def test_the_studys_mode_brings_nothing_without_effect(batching: str) -> None:
+    """It warned of a flag that nobody had given."""
+    own = cli.with_own_settings({"compat": "batching", "batching": batching})
+    _, config, _ = cli.make_configs(own)
+    assert without_effect(config, Policy.of(config, ModelFacts("m", "cpu", "float32", 512, 4096, 16, 64))) == []
 
 
 @pytest.mark.parametrize("command", ["bench", "study"])

@@ -14,12 +14,13 @@ def routes_of(client):
     return {(route.method, route.resource.canonical) for route in routes if route.method != "HEAD"}
 
 
+@pytest.mark.parametrize("dialect", ["none", "batching"])
 @pytest.mark.parametrize("compat", ["none", "tgi", "lorax"])
-def test_the_catalog_has_the_routes_there_are(serve, compat):
+def test_the_catalog_has_the_routes_there_are(serve, compat, dialect):
     async def scenario(client, _):
         assert routes_of(client) == {
-            (entry.method, entry.path) for section in sections(compat).values() for entry in section}
-    serve(scenario, config=RouterConfig(compat=compat))
+            (entry.method, entry.path) for section in sections(compat, dialect).values() for entry in section}
+    serve(scenario, config=RouterConfig(compat=compat, dialect=dialect))
 
 
 def test_bodies_are_those_of_the_dialect():

@@ -124,6 +124,12 @@ def test_chats_with_a_salt_share_no_cached_prompts_with_others(serve):
     assert first.namespace != second.namespace
 
 
+def test_a_chat_may_go_on_where_the_model_would_end(serve):
+    """As clients of vLLM ask for it, for answers of equal lengths."""
+    usual, longer, null = asked(serve, {}, {"ignore_eos": True}, {"ignore_eos": None})
+    assert usual.end_tokens == null.end_tokens != longer.end_tokens == set()
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Answers
 
