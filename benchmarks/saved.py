@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-CHECKOUT = ROOT / "pyproject.toml"
-RESULTS = Path(__file__).parent / "results" if CHECKOUT.exists() else Path("results")
+RESULTS = Path(__file__).parent / "results" if (ROOT / "pyproject.toml").exists() else Path("results")
 PLACES = "--folder", "--models"
 
 

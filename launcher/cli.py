@@ -53,7 +53,7 @@ LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
 
 
 STUDY = {"dialect": "batching", "port": 8500}
-# What settings bring with them, unless it is given.
+# What settings bring with them, unless that is given.
 PRESETS: Sequence[tuple[Mapping[str, str], Mapping[str, Any]]] = (
     ({"dialect": "batching"}, STUDY),
     ({"compat": "batching"}, {**STUDY, "max_handlers": 8, "recompute": True}),

@@ -51,7 +51,7 @@ class RouterConfig:
         "/v1, a role in every chunk, its reading of `presence_penalty`, and fields that it ignores are ignored. lorax: "
         "its own parameters, answers and errors on /, /generate, /generate_stream, /tokenize and /info, and the odd "
         "shapes of its answers on /v1. batching: as the server of the effective-batching study was, which is --dialect "
-        "batching with --max-handlers 8, --recompute and --static-equal-lengths; --batching says the rest.",
+        "batching with --max-handlers 8, --recompute and, with --batching static, --static-equal-lengths.",
         choices=("none", "tgi", "lorax", "batching"))
     dialect: str = setting(
         "none", "Which other system's routes are there as well. batching: /inference and /stats of the "

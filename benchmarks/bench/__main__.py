@@ -21,6 +21,7 @@ from cyclopts import CycloptsError
 
 from benchmarks.bench import shards
 from benchmarks.bench.client import Target
+from benchmarks.bench.flags import shown
 from benchmarks.bench.http import NoAnswer, Server
 from benchmarks.bench.load import drive
 from benchmarks.bench.overhead import measured
@@ -30,7 +31,7 @@ from benchmarks.bench.prompts import counted_by_tokenizer, counter, read_prompts
 from benchmarks.bench.record import Ask, Record
 from benchmarks.bench.report import html
 from benchmarks.bench.result import Result, names_of, to_csv, to_json
-from benchmarks.bench.settings import Settings, other, read_settings, shown
+from benchmarks.bench.settings import Settings, other, read_settings
 from benchmarks.bench.summary import summary
 from benchmarks.bench.table import table
 from benchmarks.bench.versus import Ratio, compared, ratio_table
@@ -161,10 +162,10 @@ def notes(settings: Settings, second: Settings | None, results: Sequence[Result]
 def notes_of(name: str, result: Result) -> Iterator[str]:
     good = [record for record in result.records if not record.error]
     if short := sum(record.num_tokens < record.ask.output_tokens for record in good):
-        yield (f"{name}: {short} of {len(good)} answers have fewer tokens than were asked for: the model ended them, or"
-               " the server cut them")
+        yield (f"{name}: {short} of {len(good)} answers have fewer tokens than were asked for: the model ended them, "
+               "the server cut them, or it sends several at once and tells no number")
     if not result.is_whole:
-        yield f"{name} was called off: it counts for no ratio, and what was under way is not in it"
+        yield f"{name} was interrupted: requests that were under way are not in it, and it is left out of ratios"
 
 
 def tell(settings: Settings, second: Settings | None, results: Sequence[Result]) -> None:
@@ -183,7 +184,6 @@ def tell(settings: Settings, second: Settings | None, results: Sequence[Result])
 
 def check_places(settings: Settings) -> None:
     """Before anything is asked: what is to be read can be, and what comes of it can be kept."""
-    sizes_of(settings.workload)
     if settings.prompts:
         read_prompts(Path(settings.prompts))
     if settings.tokenizer:
@@ -193,6 +193,12 @@ def check_places(settings: Settings) -> None:
             pass
     if settings.html:
         drawing()
+
+
+def check_sizes(settings: Settings, turns: Iterable[int]) -> None:
+    """Each turn draws others."""
+    for turn in turns:
+        sizes_of(replace(settings.workload, seed=settings.seed + turn))
 
 
 def allow_connections() -> None:
@@ -206,6 +212,7 @@ def bench(words: list[str]) -> None:
     second = other(words, settings) if settings.versus else None
     for one in filter(None, (settings, second)):
         check_places(one)
+        check_sizes(one, range(1, settings.turns + 1) if second else [0])
     allow_connections()
     results: list[Result] = []
     try:
@@ -215,7 +222,8 @@ def bench(words: list[str]) -> None:
             tell(settings, second, results)
     if lost := [name for name, result in zip(names_of(results), results, strict=True)
                 if all(record.error for record in result.records)]:
-        raise Failed("every request failed" + ("" if len(lost) == len(results) else f" of {', '.join(lost)}"))
+        whose = "" if len(lost) == len(results) else f" of {', '.join(lost)}"
+        raise Failed(f"every request{whose} failed")
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from random import Random
 
 Lengths = Callable[[Random], int]
 FORMS = "64, 16-128, 1,25,100 or normal:MEAN:DEVIATION"
-NUMBER = r"(\d+\.?\d*)"
+NUMBER = r"(\d+\.?\d*|\.\d+)"
 
 
 def lengths(words: str, flag: str) -> Lengths:

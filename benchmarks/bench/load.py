@@ -10,8 +10,7 @@ from time import perf_counter
 from benchmarks.bench.client import Client, Target, Watch
 from benchmarks.bench.record import Ask, Record
 
-REST = 1.0  # seconds for which a client that was turned away does not ask again
-TOO_MANY = 429
+REST = 1.0  # seconds for which a client whose request failed does not ask again
 
 
 async def drive(target: Target, asks: Iterable[Ask], concurrency: int | None = None, *, seconds: float | None = None,
@@ -56,10 +55,5 @@ async def take_turns(client: Client, asks: Iterator[Ask], until: float | None, r
         if until is not None and perf_counter() >= until:
             break
         records.append(await client.ask(ask))
-        if is_turned_away(records[-1]):
+        if records[-1].error:
             await asyncio.sleep(REST)
-
-
-def is_turned_away(record: Record) -> bool:
-    """By a server that is not there, has too much to do, or fails: not for what was asked."""
-    return bool(record.error) and (record.status == TOO_MANY or not 400 <= record.status < 500)

@@ -12,13 +12,14 @@ from cyclopts.validators import Number
 
 from benchmarks.bench.client import Target
 from benchmarks.bench.dialects import DIALECTS, Options
+from benchmarks.bench.flags import check_effect, check_pairs, names_in, replaced, shown, without
 from benchmarks.bench.http import Server
 from benchmarks.bench.summary import Goal
 from benchmarks.bench.workload import Workload
 
 LEAST = Number(gte=1)
 POSITIVE = Number(gt=0)
-DURATION = Number(gt=0, lte=1e6)  # seconds, or as many a second
+FINITE = Number(gt=0, lte=1e6)
 KEY = "WEFT_API_KEY"
 HELP = ("Put a load on a server and tell what it felt like. --shard as the first word drives shards without a router, "
         "and has settings of its own: weft bench --shard --help.")
@@ -36,9 +37,9 @@ class Settings:
     api_key: Annotated[str, Parameter(env_var=KEY)] = ""
     "Key that the server asks for."
     concurrency: Annotated[int | None, Parameter(validator=LEAST)] = None
-    "Closed loop: so many clients, each of which asks again when it was answered, or a second after it was turned \
-away. 8, if no arrivals are given."
-    rate: Annotated[float | None, Parameter(validator=DURATION)] = None
+    "Closed loop: so many clients, each of which asks again when it was answered, or a second after that failed. 8, if \
+no arrivals are given."
+    rate: Annotated[float | None, Parameter(validator=FINITE)] = None
     "Open loop: requests a second at random moments, whatever becomes of them."
     burst: Annotated[int, Parameter(validator=LEAST)] = 1
     "With --rate: so many come at once."
@@ -47,11 +48,11 @@ away. 8, if no arrivals are given."
     trace: str = ""
     "Open loop: JSON lines with at, prompt_tokens and output_tokens, as `weft simulate` reads them; what else it reads \
 there is left out."
-    speed: Annotated[float, Parameter(validator=DURATION)] = 1.0
+    speed: Annotated[float, Parameter(validator=FINITE)] = 1.0
     "How much faster than it was a trace is played."
     requests: Annotated[int | None, Parameter(validator=LEAST)] = None
     "How many; 100 unless --seconds or --trace says when to stop."
-    seconds: Annotated[float | None, Parameter(validator=DURATION)] = None
+    seconds: Annotated[float | None, Parameter(validator=FINITE)] = None
     "How long requests are sent. In a closed loop the prompts are repeated when all of --requests were sent."
     warm_up: Annotated[float, Parameter(validator=Number(gte=0, lte=1e6))] = 0.0
     "Seconds at the beginning that do not count."
@@ -93,7 +94,7 @@ there is left out."
     quiet: bool = False
     "No progress."
     numsamples: Annotated[int | None, Parameter(name="--numsamples", validator=LEAST)] = None
-    "With --dialect batching: how many requests; 100 unless told."
+    "With --dialect batching: how many requests; 100 unless told, or --seconds says when to stop."
     wait: Annotated[float | None, Parameter(name="--wait", validator=Number(gte=0, lte=1e6))] = None
     "With --dialect batching: the longest pause between two, of any length up to it; 1 second unless told."
     selection: Annotated[Literal["random", "descend"], Parameter(name="--selection")] = "random"
@@ -131,7 +132,7 @@ there is left out."
         study = self.dialect == "batching" and not (self.concurrency or self.rate or self.trace)
         if self.prompt:
             return Workload(requests=1, output_tokens=f"{self.numtokens}", only=self.prompt)
-        ends = self.trace or (self.seconds and (self.rate or study))
+        ends = self.trace or (self.seconds and (self.rate or (study and self.wait != 0)))
         requests = self.requests or self.numsamples or (None if ends else 100)
         given: dict[str, Any] = {} if requests is None else {"requests": requests}
         if self.seconds is not None and (self.rate or self.trace or study):
@@ -156,37 +157,19 @@ there is left out."
         return read_goal(self.goal) if self.goal else None
 
 
-BELONGS = ("burst", "rate"), ("even", "rate"), ("speed", "trace"), ("prefixes", "shared_prefix")
-EXCLUDED = (  # both say how long prompts or answers are, what is in them, or how many there are
-    ("prompts", "prompt_tokens"), ("prompts", "shared_prefix"), ("trace", "prompt_tokens"), ("trace", "output_tokens"),
-    ("numsamples", "requests"), ("numtokens_range", "output_tokens"))
 DEFAULTS = {one.name: one.default for one in fields(Settings)}
 
 
-def is_given(settings: Settings, name: str) -> bool:
-    return bool(getattr(settings, name) != DEFAULTS[name])
-
-
-def flag_of(name: str) -> str:
-    return "--numtokens_range" if name == "numtokens_range" else f"--{name.replace('_', '-')}"
+def changed(settings: Settings) -> set[str]:
+    """Those that have another value than by default."""
+    return {name for name, default in DEFAULTS.items() if getattr(settings, name) != default}
 
 
 def check(settings: Settings) -> None:
     """Before anything is asked."""
-    if settings.concurrency and (settings.rate or settings.trace):
-        raise ValueError("--concurrency is of a closed loop, --rate and --trace are of an open one: give one of them")
-    if settings.rate and settings.trace:
-        raise ValueError("--rate and --trace both say when requests are sent: give one of them")
+    check_pairs(changed(settings))
     if settings.seconds is not None and settings.warm_up >= settings.seconds:
         raise ValueError(f"--warm-up {settings.warm_up:g} must be less than --seconds {settings.seconds:g}")
-    if settings.even and settings.burst > 1:
-        raise ValueError("--even and --burst both say how requests of a rate follow each other: give one of them")
-    for given, missing in BELONGS:
-        if is_given(settings, given) and not is_given(settings, missing):
-            raise ValueError(f"{flag_of(given)} says something of {flag_of(missing)}, which is not given")
-    for given, other in EXCLUDED:
-        if is_given(settings, given) and is_given(settings, other):
-            raise ValueError(f"{flag_of(given)} and {flag_of(other)} say the same in two ways: give one of them")
     check_batching(settings)
     _ = settings.goals, settings.workload, Server(settings.address), settings.target
 
@@ -196,21 +179,18 @@ def check_batching(settings: Settings) -> None:
     own = {"--prompt": settings.prompt, "--numtokens": settings.numtokens, "--numsamples": settings.numsamples,
            "--wait": settings.wait is not None, "--numtokens_range": settings.numtokens_range,
            "--selection": settings.selection != "random"}
-    given = [flag for flag, value in own.items() if value]
+    used = [flag for flag, value in own.items() if value]
     if settings.dialect != "batching":
-        if given:
-            raise ValueError(f"{given[0]} is of --dialect batching")
+        if used:
+            raise ValueError(f"{used[0]} is of --dialect batching")
         return
     if bool(settings.prompt) != bool(settings.numtokens):
         raise ValueError("--prompt and --numtokens belong together: one request is made of both")
     if settings.prompt and (more := beside_one_request(settings)):
         raise ValueError(f"--prompt and --numtokens make one request, of which {more[0]} says nothing: leave it out")
-    if settings.wait is not None and (settings.concurrency or settings.rate or settings.trace):
-        raise ValueError("--wait, --concurrency, --rate and --trace all say when requests are sent: give one of them")
-    for name in ("adapters", "model", "sampling", "stop_at_end"):
-        if is_given(settings, name):
-            raise ValueError(f"{flag_of(name)}: a request of --dialect batching has a prompt and a number of tokens, "
-                             "and nothing that would say this")
+    if settings.shared_prefix and not settings.prompt_tokens:
+        raise ValueError("--shared-prefix is part of --prompt-tokens, which has to be given with --dialect batching: "
+                         "its prompts are short")
     if (goal := settings.goals) and min(goal.ttft, goal.itl) < inf:
         raise ValueError("--goal: answers of --dialect batching are not streamed, so that only e2e can be kept")
 
@@ -251,14 +231,16 @@ def read_goal(words: str) -> Goal:
     return Goal(**given)
 
 
-def read_settings(words: list[str]) -> Settings:
-    """Raises CycloptsError and ValueError. Whoever asks for help gets it, and that is the end."""
+def read_settings(words: list[str], own: Sequence[str] | None = None) -> Settings:
+    """Raises CycloptsError and ValueError. Whoever asks for help gets it, and that is the end. `own` are those words
+    that were not taken over from another run."""
     app = App("weft bench", help=HELP, result_action="return_value", version_flags=[])
     app.default(settings_of)
     settings = app(words, exit_on_error=False, print_error=False)
     if settings is None:
         raise SystemExit(0)
     assert isinstance(settings, Settings)
+    check_effect(names_in(words if own is None else own), changed(settings), settings.dialect)
     return settings
 
 
@@ -267,14 +249,13 @@ def settings_of(settings: Settings = Settings()) -> Settings:
 
 
 def other(words: list[str], settings: Settings) -> Settings:
-    """The run that is compared with: the same flags, then its own, which win."""
+    """The run that is compared with: the same flags but for those that its own replace."""
     try:
         own = shlex.split(settings.versus)
     except ValueError as error:
         raise ValueError(f"--versus holds flags of a second run, as a shell takes them: {error}") from None
     try:
-        anew = {"--versus", "--turns", *(word.partition("=")[0] for word in own if word.startswith("-"))}
-        second = read_settings([*without(words, anew), *own])
+        second = read_settings([*without(words, replaced(own)), *own], own)
     except (CycloptsError, ValueError) as error:
         raise ValueError(f"--versus {shown(own)!r}: {error}") from None
     for place in ("json", "csv", "html"):
@@ -282,33 +263,3 @@ def other(words: list[str], settings: Settings) -> Settings:
             raise ValueError(f"--versus {shown(own)!r}: one file gets the results of both runs; give --{place} outside "
                              "of --versus")
     return second
-
-
-def shown(words: Sequence[str]) -> str:
-    """As one line that may be shown around: keys are secret."""
-    masked, rest = [], iter(words)
-    for word in rest:
-        name, equals, value = word.partition("=")
-        masked.append(word)
-        if name.replace("_", "-") in {"--api-key", "--versus"}:
-            value = value if equals else next(rest, "")
-            value = shown(shlex.split(value)) if name == "--versus" else "..."
-            masked[-1:] = [f"{name}={value}"] if equals else [name, value]
-    return shlex.join(masked)
-
-
-def without(words: list[str], flags: set[str]) -> list[str]:
-    """Leaves flags out, with all their values. A value of --versus looks like flags itself."""
-    kept, leaving, rest = [], False, iter(words)
-    for word in rest:
-        name, equals, _ = word.partition("=")
-        if name == "--versus":
-            leaving = name in flags
-            kept += [] if leaving else [word]
-            kept += [value for value in ([] if equals else [next(rest)]) if not leaving]
-            continue
-        if word.startswith("--"):
-            leaving = name in flags
-        if not leaving:
-            kept.append(word)
-    return kept

@@ -32,7 +32,7 @@ class Ratio:
     name: str
     better: str  # "higher" or "lower"
     turns: tuple[float, ...]  # in which both had it
-    of: int  # turns there were
+    turns_in_all: int
 
     @property
     def median(self) -> float:
@@ -48,7 +48,8 @@ class Ratio:
 
     def figures(self) -> dict[str, Any]:
         return {"name": self.name, "better": self.better, "median": self.median, "least": self.least,
-                "most": self.most, "turns": self.turns, "of": self.of}
+                "most": self.most, "turns": self.turns,
+                "turns_in_all": self.turns_in_all}
 
 
 def compared(pairs: Sequence[tuple[Summary, Summary]]) -> list[Ratio]:
@@ -80,7 +81,8 @@ def ratio_rows(ratios: Sequence[Ratio], names: tuple[str, str] = ("A", "B")) -> 
 
 
 def counted(ratio: Ratio) -> str:
-    return f"{ratio.of}" if len(ratio.turns) == ratio.of else f"{len(ratio.turns)} of {ratio.of}"
+    there, in_all = len(ratio.turns), ratio.turns_in_all
+    return f"{there}" if there == in_all else f"{there} of {in_all}"
 
 
 def times(factor: float) -> str:

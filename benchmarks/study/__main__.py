@@ -91,8 +91,9 @@ others meanwhile; but not as the study has it, whose server counts what it hears
 
 def scope_of(settings: Settings) -> Scope:
     if settings.quick:
-        if given := [name for name in Scope.__slots__ if getattr(settings, name) != getattr(DEFAULT, name)]:
-            raise ValueError(f"--quick says itself how much is measured: leave out --{given[0].replace('_', '-')}")
+        usual = Settings()
+        if given := [name for name in (*Scope.__slots__, "pace") if getattr(settings, name) != getattr(usual, name)]:
+            raise ValueError(f"--quick sets how much is measured: leave out --{given[0].replace('_', '-')}")
         return QUICK
     return Scope(**{name: getattr(settings, name) for name in Scope.__slots__})
 
@@ -132,10 +133,10 @@ def batching(settings: Settings = Settings()) -> None:
         raise ValueError("plots need matplotlib; install it with: pip install 'weft[bench]'")
     this = made("weft study")
     folder = folder_of(settings, this)
-    scope_of(settings)
+    scope_of(settings)  # raises for what cannot be, before anything is measured
     try:
         measure(settings, Experiments(folder, this, settings.stolen))
-    except Failed:  # what was measured is told all the same
+    except (Failed, NotStarted):  # what was measured is told all the same
         if Raw(folder).all():
             tell(folder, this)
         raise

@@ -6,7 +6,7 @@ from math import isfinite, nan
 from statistics import fmean
 from typing import Any
 
-from benchmarks.study.arithmetic import Band, Line, crossing, fitted, mean, mean_by, reaches
+from benchmarks.study.arithmetic import Band, Line, crossing, fitted, mean_by, reaches
 from benchmarks.study.measures import (
     USERS_SLOWDOWN,
     Answer,
@@ -124,12 +124,12 @@ def compat(takens: Sequence[Taken], pace: Pace) -> Told:
         "continuous_latency_correlation": lines[DYNAMIC].correlation,  # of means over seeds
         "continuous_latency_correlation_of_seeds": each[DYNAMIC]["correlation"],
         "continuous_mean_latency_ratio": Band.of(ratio_to_others(runs, pace) for runs in whole),
-        "crossover": mean([crossing(lines[DYNAMIC], line) for name, line in lines.items() if name != DYNAMIC])
-        / LARGEST}
+        "crossover": min(filter(isfinite, (crossing(lines[DYNAMIC], line) for name, line in lines.items()
+                                           if name != DYNAMIC)), default=nan) / LARGEST}
 
 
 def is_compared(takens: Sequence[Taken]) -> bool:
-    """Whether a seed was not interrupted before dynamic batching had others beside it."""
+    """Whether a seed has dynamic batching and others beside it; an interrupted one may lack them."""
     policies = {taken.run.policy for taken in takens}
     return DYNAMIC in policies and len(policies) > 1
 
@@ -169,18 +169,22 @@ def at_levels(takens: Sequence[Taken], figures_of: Callable[[Taken], Mapping[str
 
 
 def peak(levels: Levels) -> tuple[float, float]:
-    """The level at which most is served, and how much, of those that every seed came to: who is full at a lower one in
-    most seeds would be told by the others."""
-    served = {level: one["tokens_per_second"] for level, one in levels.items()}
-    seeds = max(len(band.values) for band in served.values())
-    best = max((level for level, band in served.items() if len(band.values) == seeds),
-               key=lambda level: served[level].mean)
-    return best, served[best].mean
+    """The level at which most is served, and how much."""
+    served = {level: one["tokens_per_second"].mean for level, one in reached(levels).items()}
+    best = max(served, key=lambda level: served[level])
+    return best, served[best]
+
+
+def reached(levels: Levels) -> Levels:
+    """Those that every seed came to. Only seeds that kept up go on to the next level, so that the last ones have but
+    the luckiest."""
+    seeds = {level: len(one["tokens_per_second"].values) for level, one in levels.items()}
+    return {level: one for level, one in levels.items() if seeds[level] == max(seeds.values())}
 
 
 def beside_static(levels: Mapping[str, Levels], peaks: Mapping[str, tuple[float, float]]) -> Told:
-    """Who is continuous serves nearly as much as static groups ever do: at which latency, beside theirs? Of several
-    settings, and rates, the one with the least."""
+    """At which latency continuous batching serves nearly as much as static groups do at most. Of all its settings and
+    rates that serve so much, the one with the least latency."""
     groups = [policy for policy in levels if is_static(policy)]
     if not groups or CONTINUOUS not in levels:
         return {}
@@ -188,7 +192,7 @@ def beside_static(levels: Mapping[str, Levels], peaks: Mapping[str, tuple[float,
     level, most = peaks[best]
     theirs = levels[best][level]["latency_p50"].mean
     ours = [(found["latency_p50"].mean, policy, found["tokens_per_second"].mean, rate)
-            for policy in levels if policy not in (*groups, FIXED) for rate, found in levels[policy].items()
+            for policy in levels if policy not in (*groups, FIXED) for rate, found in reached(levels[policy]).items()
             if found["tokens_per_second"].mean >= NEAR * most]
     latency, policy, tokens, rate = min(ours, default=(nan, CONTINUOUS, nan, nan))
     return {"static_peak": {

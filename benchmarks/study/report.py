@@ -92,7 +92,7 @@ def static_words(told: Told) -> str:
 
 def failures(told: Mapping[str, int]) -> str:
     """What failed counts for no latency: a policy that refuses would look fast."""
-    return "" if not told else "Requests failed, which count for no latency: " + ", ".join(
+    return "" if not told else "Failed requests, which are left out of all latencies: " + ", ".join(
         f"{count} in {name}" for name, count in told.items()) + "."
 
 

@@ -26,15 +26,15 @@ Schemas = Mapping[str, Any]
 
 class Docs:
     def __init__(self, compat: str, dialect: str) -> None:
-        self._of = compat, dialect
+        self._compat, self._dialect = compat, dialect
 
     @cached_property
     def _document(self) -> Mapping[str, Any]:
-        return document(*self._of)
+        return document(self._compat, self._dialect)
 
     @cached_property
     def _page(self) -> str:
-        return page(self._document, *self._of)
+        return page(self._document, self._compat, self._dialect)
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get("/docs", self.docs), web.get("/api-doc/openapi.json", self.openapi)]

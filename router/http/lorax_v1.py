@@ -95,7 +95,8 @@ def as_parameters(asked: LoraxChat | LoraxCompletion, house: House, **more: Any)
     """As LoRAX's own routes take them."""
     adapter = asked.adapter(house, "")
     return LoraxParameters.model_construct(
-        adapter_id=None if adapter is None else adapter.name, ignore_eos_token=bool(asked.ignore_eos_token),
+        adapter_id=None if adapter is None else adapter.name,
+        ignore_eos_token=bool(asked.ignore_eos_token or asked.ignore_eos),
         details=True, **{name: getattr(asked, name) for name in SHARED}, **more)
 
 

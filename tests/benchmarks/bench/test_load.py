@@ -39,9 +39,9 @@ class House:
         self.most = max(self.most, self.here)
         answer = web.StreamResponse()
         await answer.prepare(request)
-        for number in range(count := asked["parameters"]["max_new_tokens"]):
-            is_last = number == count - 1 and asked["inputs"] != "break off"
-            details = {"generated_tokens": count, "input_length": 3} if is_last else None
+        count = asked["parameters"]["max_new_tokens"]
+        for number in range(count - 1 if asked["inputs"] == "break off" else count):
+            details = {"generated_tokens": count, "input_length": 3} if number == count - 1 else None
             event = {"token": {"id": 1}, "generated_text": details and "all", "details": details}
             end = "" if asked["inputs"] == "stop short" else "\n\n"
             await answer.write(f"data:{json.dumps(event)}{end}".encode())
@@ -127,18 +127,11 @@ def test_a_last_line_without_an_end_is_read_too() -> None:
     assert (record.num_tokens, len(record.times), record.error) == (1, 1, "")
 
 
-@pytest.mark.parametrize(("status", "error", "rests"), [
-    (200, "", False), (422, "422: too long", False), (429, "429: overloaded", True), (503, "503: ", True),
-    (0, "nobody answers", True), (200, "the shard died", True)])
-def test_only_who_would_be_turned_away_again_rests(status: int, error: str, rests: bool) -> None:
-    assert load.is_turned_away(Record(Ask(0, "a", 1), 0.0, status=status, error=error)) == rests
-
-
-def answered_by(*events: str) -> Record:
+def answered_by(*events: str, more: str = "", tokens: int = 1) -> Record:
     """In OpenAI's dialect."""
-    record = Record(Ask(0, "a", 1), 0.0)
+    record = Record(Ask(0, "a", tokens), 0.0)
     answer = Answer(DIALECTS["openai"], record, 0.0, None)
-    answer.heard(200, "".join(f"data: {event}\n\n" for event in events).encode(), 1.0)
+    answer.heard(200, ("".join(f"data: {event}\n\n" for event in events) + more).encode(), 1.0)
     answer.end(Head(200, None, True, True, {}))
     return record
 
@@ -148,6 +141,18 @@ def test_tokens_that_say_nothing_are_an_answer_where_the_server_counts_them() ->
     record = answered_by('{"choices": [{"text": "", "finish_reason": "length"}]}',
                          '{"choices": [], "usage": {"completion_tokens": 1}}', "[DONE]")
     assert (record.num_tokens, record.first_token, record.error) == (1, None, "")
+
+
+def test_a_server_that_does_not_say_the_end_has_told_all_that_was_asked_for() -> None:
+    """TGI 2.0 has an empty finish reason in every chunk, and no [DONE]."""
+    assert answered_by('{"choices": [{"text": "a", "finish_reason": ""}]}').error == ""
+
+
+def test_half_an_event_is_an_answer_that_broke_off() -> None:
+    record = answered_by(more='data: {"choices": [{"te', tokens=2)
+    assert record.error == "an answer without a token"
+    record = answered_by('{"choices": [{"text": "a"}]}', more='data: {"choices": [{"te', tokens=2)
+    assert record.error.startswith("the answer broke off")
 
 
 def test_without_tokens_it_is_none() -> None:

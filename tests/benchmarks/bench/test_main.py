@@ -111,10 +111,10 @@ def test_whoever_interrupts_sees_what_there_is(bench: Bench, url: str, monkeypat
 
 def test_a_turn_that_was_called_off_counts_for_no_ratio_and_is_said() -> None:
     results = [run("A"), run("B"), run("A"), replace(run("B"), is_whole=False)]
-    assert {ratio.of for ratio in program.ratios(results)} == {1}
+    assert {ratio.turns_in_all for ratio in program.ratios(results)} == {1}
     assert program.ratios(results[2:]) == []
     settings = read_settings([])
-    [note] = [note for note in program.notes(settings, settings, results) if "called off" in note]
+    [note] = [note for note in program.notes(settings, settings, results) if "interrupted" in note]
     assert note.startswith("B2 ")
 
 
@@ -130,7 +130,7 @@ def test_answers_that_end_early_are_said() -> None:
 def test_a_run_that_heard_nothing_is_no_success_beside_another(bench: Bench, url: str) -> None:
     code, out, err = bench("--url", url, "--requests", "2", "--output-tokens", "2", "--turns", "1", "--quiet",
                            "--versus", """--sampling '{"top_p": 7}'""")
-    assert (code, "every request failed of B" in err, "B: 2 failed" in out) == (1, True, True)
+    assert (code, "every request of B failed" in err, "B: 2 failed" in out) == (1, True, True)
 
 
 @pytest.mark.parametrize(("words", "is_whole", "end"), [

@@ -19,7 +19,7 @@ def test_json_has_everything() -> None:
     assert first["records"][0]["times"] == [0.05, 0.060000000000000005, 0.07, 0.08, 0.09]
     assert (first["summary"]["requests"], first["window"], first["overhead"]["us a token"]) == (41, [0.0, 10.0], 18.2)
     assert said["comparison"] == [{"name": "tokens/s", "better": "higher", "median": 1.3, "least": 1.2, "most": 1.4,
-                                   "turns": [1.2, 1.4, 1.3], "of": 3}]
+                                   "turns": [1.2, 1.4, 1.3], "turns_in_all": 3}]
 
 
 def test_what_is_no_number_is_null() -> None:

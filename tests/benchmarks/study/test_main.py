@@ -62,9 +62,11 @@ def test_results_go_where_date_and_hardware_say() -> None:
     assert folder_of(Settings(folder=Path("here")), this) == Path("here").resolve()
 
 
-def test_a_quick_one_says_itself_how_much_is_measured() -> None:
-    with pytest.raises(ValueError, match=r"^--quick says itself how much is measured: leave out --seeds$"):
+def test_a_quick_one_sets_how_much_is_measured() -> None:
+    with pytest.raises(ValueError, match=r"^--quick sets how much is measured: leave out --seeds$"):
         scope_of(Settings(quick=True, seeds=2))
+    with pytest.raises(ValueError, match="leave out --pace"):
+        scope_of(Settings(quick=True, pace=3.0))
 
 
 def test_without_matplotlib_nothing_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def test_a_page_without_the_studys_mode_speaks_of_no_csv(tmp_path: Path) -> None
 
 def test_the_page_says_what_failed(tmp_path: Path) -> None:
     text = page({"failed": {"sweep/simulated-poisson-none-seed0": 3}, "shapes": {}}, [MADE], [], tmp_path)
-    assert "Requests failed, which count for no latency: 3 in sweep/simulated-poisson-none-seed0." in text
+    assert "Failed requests, which are left out of all latencies: 3 in sweep/simulated-poisson-none-seed0." in text
 
 
 @pytest.mark.parametrize(("crossover", "said"), [
