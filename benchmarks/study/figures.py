@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from math import isfinite, nan
+from math import ceil, isfinite, nan
 from statistics import fmean
 from typing import Any
 
@@ -26,7 +26,8 @@ Told = dict[str, Any]
 Levels = dict[float, dict[str, Band]]  # figures by level
 NEAR = 0.9  # of a throughput: within 10 %
 LARGEST = 145  # tokens, of the study's figures
-WIDTH = 10  # tokens of a range in which latencies are taken together
+IN_RANGE = 4  # requests of a seed, about, in a range of tokens whose latencies are taken together
+FEWEST_RANGES, MOST_RANGES = 4, 15
 
 
 def summary(takens: Sequence[Taken]) -> Told:
@@ -102,13 +103,17 @@ def latency_by_tokens(seeds: Sequence[Sequence[Answer]]) -> dict[float, Band]:
 
 def latency_by_range(seeds: Sequence[Sequence[Answer]]) -> dict[float, Band]:
     """By the mean number of tokens in each range: of a single length many seeds have no request."""
-    each = [mean_by((range_of(answer), answer.seconds) for answer in found) for found in seeds]
-    places = mean_by((range_of(answer), answer.tokens) for found in seeds for answer in found)
+    width = width_of(seeds)
+    each = [mean_by(((answer.tokens - 1) // width, answer.seconds) for answer in found) for found in seeds]
+    places = mean_by(((answer.tokens - 1) // width, answer.tokens) for found in seeds for answer in found)
     return {place: Band.of(found[number] for found in each if number in found) for number, place in places.items()}
 
 
-def range_of(answer: Answer) -> int:
-    return (answer.tokens - 1) // WIDTH
+def width_of(seeds: Sequence[Sequence[Answer]]) -> int:
+    """In tokens, of a range: few lengths each have their own."""
+    lengths = {answer.tokens for found in seeds for answer in found}
+    count = min(max(min(map(len, seeds)) // IN_RANGE, FEWEST_RANGES), MOST_RANGES)
+    return 1 if len(lengths) <= count else ceil(max(lengths) / count)
 
 
 # -- as the study has it

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from benchmarks.study.figures import WIDTH, Levels
+from benchmarks.study.figures import Levels
 from benchmarks.study.looks import (
     curve,
     ends_of,
@@ -76,7 +76,7 @@ def by_tokens(path: Path, each: Told, title: str) -> Path:
         latencies = one["latency_by_range"]
         shade(axes, latencies, policy, list(each))
         curve(axes, [(tokens, band.mean) for tokens, band in latencies.items()], policy, list(each))
-    name_axes(axes, f"tokens asked for, in ranges of {WIDTH}", "request latency, waiting included (s)",
+    name_axes(axes, "tokens asked for (means of ranges)", "request latency, waiting included (s)",
               f"{title}: mean over seeds, 95 % band")
     logarithmic(axes, "y")
     drawing.legend(loc="outside lower center", ncols=3)

@@ -8,7 +8,7 @@ from studied import SCOPE, study
 
 from benchmarks.bench.record import Ask, Record
 from benchmarks.study.arithmetic import Band
-from benchmarks.study.figures import failed, latency_by_range, peak, plain, summary, users, users_at
+from benchmarks.study.figures import failed, latency_by_range, peak, plain, summary, users, users_at, width_of
 from benchmarks.study.measures import Answer
 from benchmarks.study.plan import Pace, Run
 from benchmarks.study.raw import Taken
@@ -126,8 +126,19 @@ def test_who_serves_one_alone_slowly_is_not_judged_by_that() -> None:
 
 
 def test_latencies_are_taken_together_in_ranges_of_tokens() -> None:
-    seeds = [[answer(1, 1.0), answer(25, 3.0)], [answer(10, 2.0), answer(10, 4.0)]]
-    assert {place: band.values for place, band in latency_by_range(seeds).items()} == {7: (1.0, 3.0), 25: (3.0,)}
+    seeds = [[answer(1, 1.0), answer(40, 3.0)], [answer(2, 1.0), answer(9, 2.0), answer(10, 4.0), answer(10, 5.0)]]
+    assert {place: band.values for place, band in latency_by_range(seeds).items()} == {6.4: (1.0, 3.0), 40: (3.0,)}
+
+
+def test_few_lengths_are_not_taken_together() -> None:
+    seeds = [[answer(1, 1.0), answer(25, 3.0)], [answer(1, 2.0), answer(100, 4.0)]]
+    assert {place: band.values for place, band in latency_by_range(seeds).items()} == {
+        1: (1.0, 2.0), 25: (3.0,), 100: (4.0,)}
+
+
+def test_the_more_requests_a_seed_has_the_finer_are_the_ranges() -> None:
+    widths = [width_of([[answer(1 + number % 100, 1.0) for number in range(count)]]) for count in (10, 40, 400)]
+    assert widths == [3, 4, 7]
 
 
 def answer(tokens: int, seconds: float) -> Answer:
