@@ -110,7 +110,7 @@ else
 	trap 'kill $$parts; rm -rf $$said; exit 130' INT TERM
 	# The parts share the cores: threads of torch that wait for one another's core take four times as long. Servers come
 	# first: their tests give them some seconds. The others take as long as they take, and while servers are busy on a
-	# machine that is slow they get next to nothing: a test of four seconds has taken two minutes. Programs come behind the
+	# machine that is slow they get next to nothing: a test of four seconds may take two minutes. Programs come behind the
 	# servers, and some of the shard's tests go with the rest, so that the parts end at nearly the same time.
 	export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 	export PYTHONDONTWRITEBYTECODE=  # two hundred processes would compile what one has compiled

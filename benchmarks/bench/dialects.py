@@ -24,6 +24,9 @@ class Part(NamedTuple):
     is_last: bool = False  # the answer is whole
 
 
+LAST = Part(is_last=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What is the same for all requests of a run."""
@@ -119,9 +122,6 @@ DIALECTS: Mapping[str, Dialect] = {
     "openai-chat": Dialect("/v1/chat/completions", chat_body, read_openai, counting=count_for_openai),
     "batching": Dialect("/inference", inference_body, None, seconds="x-weft-seconds", stats="/stats"),
 }
-
-
-LAST = Part(is_last=True)
 
 
 class Events:

@@ -48,8 +48,7 @@ class Ratio:
 
     def figures(self) -> dict[str, Any]:
         return {"name": self.name, "better": self.better, "median": self.median, "least": self.least,
-                "most": self.most, "turns": self.turns,
-                "turns_in_all": self.turns_in_all}
+                "most": self.most, "turns": self.turns, "turns_in_all": self.turns_in_all}
 
 
 def compared(pairs: Sequence[tuple[Summary, Summary]]) -> list[Ratio]:

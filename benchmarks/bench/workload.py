@@ -81,14 +81,14 @@ def sizes_of(workload: Workload) -> list[Size]:
     moments = read_trace(Path(workload.trace)) if workload.trace else []
     times = list(islice(takewhile(lambda at: at < workload.seconds,
                                   times_of(workload, moments, Random(f"when {workload.seed}"))), workload.requests))
-    lengths = list(islice(lengths_of(workload, moments, random), len(times)))
+    pairs = list(islice(lengths_of(workload, moments, random), len(times)))
     if workload.descend:
-        lengths.sort(key=lambda pair: pair[1], reverse=True)
-    least = min((prompt for prompt, _ in lengths), default=sys.maxsize)
+        pairs.sort(key=lambda pair: pair[1], reverse=True)
+    least = min((prompt for prompt, _ in pairs), default=sys.maxsize)
     if workload.shared_prefix >= least:
         raise ValueError(f"--shared-prefix {workload.shared_prefix} is part of --prompt-tokens, and leaves nothing of "
                          f"a prompt of {least} tokens")
-    return [Size(at, prompt, output) for at, (prompt, output) in zip(times, lengths, strict=True)]
+    return [Size(at, prompt, output) for at, (prompt, output) in zip(times, pairs, strict=True)]
 
 
 def lengths_of(workload: Workload, moments: Sequence[Moment], random: Random) -> Iterator[tuple[int, int]]:
