@@ -3,7 +3,9 @@
 The four coefficients start from warm-up's measurements and follow the answers by recursive least squares, as
 multipliers that may drift a little from step to step: what no step excites stays as it was, and old steps are forgotten
 where new ones say more. Errors are relative, so the arithmetic is done on shares, each term's part of the predicted
-time. Beside the fit stands `caution`, how much longer than predicted a step takes when it is unlucky.
+time. Where several steps in a row are off in the same direction the machine has become faster or slower, most often
+since another program started or ended: all coefficients follow at once, and learning begins anew from there. Beside the
+fit stands `caution`, how much longer than predicted a step takes when it is unlucky.
 Knows nothing of sequences or of what the figures are used for.
 """
 
@@ -11,6 +13,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from statistics import median
 
 from router.messages import Measurement
 
@@ -18,7 +21,9 @@ NOISE = 0.01  # variance of actual / predicted on a quiet machine
 DOUBT = 0.25  # variance of a multiplier at the start, and never more
 DRIFT = 4e-6  # by which a variance grows with every step
 CLIP = 1.5  # a step that took longer or shorter than this many times the prediction counts as that
-LEAST_SHARE = 0.1  # no coefficient falls below this part of what was measured, from where it could hardly return
+LEAST_SHARE = 0.1  # no coefficient falls below this part of where it began, from where it could hardly return
+SURPRISE = 1.25  # a step that took so many times longer or shorter than predicted
+SURPRISES = 8  # in a row, in the same direction: the machine has a new pace
 WINDOW = 256
 CAUTION_AT_START, LEAST_CAUTION = 1.3, 1.05
 UNLUCKY = 0.995
@@ -42,12 +47,27 @@ class Load:
         return (1.0, float(self.rows), float(self.chunk_tokens), float(self.context))
 
 
+Observed = tuple[Load, float]  # a step and its seconds
+
+
+def dot(coefficients: Terms, load: Load) -> float:
+    a, b, c, d = coefficients
+    return a + b * load.rows + c * load.chunk_tokens + d * load.context
+
+
 class CostModel:
     def __init__(self, coefficients: Terms) -> None:
+        self._begin(coefficients)
+
+    def _begin(self, coefficients: Terms) -> None:
+        """Trust these coefficients as little as those that warm-up measured."""
         self._coefficients = coefficients
         self._least = tuple(LEAST_SHARE * c for c in coefficients)
         self._covariance = [[DOUBT if i == j else 0.0 for j in range(4)] for i in range(4)]
         self._ratios = Ratios()
+        self._streak: list[Observed] = []  # the latest steps, if all were off in the same direction
+        self._direction = 0  # 1 where steps took longer than predicted, -1 where shorter
+        self._before = coefficients  # as they were when the streak began
 
     @classmethod
     def measured(cls, measurements: Rows[Measurement]) -> "CostModel":
@@ -62,33 +82,55 @@ class CostModel:
         return self._ratios.unlucky
 
     def predict(self, load: Load) -> float:
-        a, b, c, d = self._coefficients
-        return a + b * load.rows + c * load.chunk_tokens + d * load.context
+        return dot(self._coefficients, load)
 
-    def observe(self, load: Load, seconds: float) -> None:
+    def observe(self, load: Load, seconds: float) -> float:
+        """Learn from a step; return by what factor all steps take longer now, which is 1 unless the pace changed."""
+        if self.predict(load) <= 0.0:
+            return 1.0
+        self._follow_streak(load, seconds)
+        if len(self._streak) < SURPRISES:
+            self._learn(load, seconds)
+            return 1.0
+        latest = self._streak
+        factor = median(took / dot(self._before, of) for of, took in latest)
+        a, b, c, d = self._before
+        self._begin((a * factor, b * factor, c * factor, d * factor))
+        for of, took in latest:
+            self._learn(of, took)
+        return factor
+
+    def _follow_streak(self, load: Load, seconds: float) -> None:
+        if not self._streak:
+            self._before = self._coefficients
+        ratio = seconds / dot(self._before, load)
+        direction = (ratio > SURPRISE) - (ratio < 1.0 / SURPRISE)
+        if direction != self._direction:
+            self._streak, self._direction, self._before = [], direction, self._coefficients
+        if direction:
+            self._streak.append((load, seconds))
+
+    def _learn(self, load: Load, seconds: float) -> None:
+        """Take one step of recursive least squares for the multipliers, which are folded into the coefficients."""
         predicted = self.predict(load)
-        if predicted <= 0.0:
-            return
         ratio = seconds / predicted
-        self._ratios.add(ratio)
-        shares = [c * x / predicted for c, x in zip(self._coefficients, load.terms, strict=True)]
-        self._learn(shares, min(max(ratio, 1.0 / CLIP), CLIP) - 1.0)
-
-    def _learn(self, shares: list[float], error: float) -> None:
-        """One step of recursive least squares for the multipliers, which are folded into the coefficients at once."""
-        s0, s1, s2, s3 = shares
+        error = min(max(ratio, 1.0 / CLIP), CLIP) - 1.0
+        s0, s1, s2, s3 = (c * x / predicted for c, x in zip(self._coefficients, load.terms, strict=True))
         direction = [p0 * s0 + p1 * s1 + p2 * s2 + p3 * s3 for p0, p1, p2, p3 in self._covariance]
         d0, d1, d2, d3 = direction
-        scale = NOISE + d0 * s0 + d1 * s1 + d2 * s2 + d3 * s3
-        gains = [d / scale for d in direction]
+        doubt = d0 * s0 + d1 * s1 + d2 * s2 + d3 * s3  # variance of the prediction
+        if doubt <= NOISE:
+            self._ratios.add(ratio)  # of a model that knows such steps: the rest is luck
+        gains = [d / (NOISE + doubt) for d in direction]
         a, b, c, d = (max(value * (1.0 + g * error), least)
                       for value, g, least in zip(self._coefficients, gains, self._least, strict=True))
         self._coefficients = (a, b, c, d)
-        self._covariance = covariance = [
-            [p0 - g * d0, p1 - g * d1, p2 - g * d2, p3 - g * d3]
-            for (p0, p1, p2, p3), g in zip(self._covariance, gains, strict=True)]
-        for i in range(4):
-            covariance[i][i] = min(covariance[i][i] + DRIFT, DOUBT)
+        if 1.0 / CLIP < ratio < CLIP:  # a step that was clipped does not tell where the coefficients are
+            self._covariance = [
+                [p0 - g * d0, p1 - g * d1, p2 - g * d2, p3 - g * d3]
+                for (p0, p1, p2, p3), g in zip(self._covariance, gains, strict=True)]
+        for i, row in enumerate(self._covariance):
+            row[i] = min(row[i] + DRIFT, DOUBT)
 
 
 class Ratios:

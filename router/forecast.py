@@ -72,6 +72,11 @@ class Forecast:
 
     # -- learning
 
+    def new_pace(self, factor: float) -> None:
+        """All steps take this many times as long from now on."""
+        self._step_seconds *= factor
+        self._prompt_seconds *= factor
+
     def step_took(self, seconds: float, chunk_tokens: int, *, crowded: bool) -> None:
         """From the answer before to this one. How fast prompts run shows only where a step turns some away."""
         self._step_seconds += MEMORY * (seconds - self._step_seconds)

@@ -34,8 +34,6 @@ class Policy:
     max_yields: int = 3
     # Share of the blocks that a newcomer must leave free.
     reserve: float = 0.05
-    # Steps in a row that the stall promise may keep prompts waiting; then one block runs anyway.
-    max_starved_steps: int = 8
     # Groups run from their first step to their last: for how long one waits for more, and whether all are alike.
     static: bool = False
     static_window: float = 0.0

@@ -231,7 +231,7 @@ class Scheduler:
             return []
         step = self._in_flight.popleft()
         if step.load is not None:
-            self.costs.observe(step.load, answer.seconds)
+            self._forecast.new_pace(self.costs.observe(step.load, answer.seconds))
             self._learn_pace(step.load, step.crowded, now)
         return self._answers.heard(step, answer, stopped, now)
 
@@ -280,6 +280,15 @@ class Scheduler:
         """Who would join the batch, and waits for nothing but room in it."""
         return sum(not sequence.held and sequence.request.wish is Wish.TEXT
                    for tenant in self._queue.tenants for sequence in self._queue.of(tenant))
+
+    def num_with_room(self) -> int:
+        """Return how many of those who wait would find room in the batch and in the cache, by their mean length."""
+        demand, blocks = self._queue.demand, self.running.blocks
+        if not demand.count:
+            return 0
+        fit = blocks.num_free * blocks.size * demand.count // max(demand.tokens, 1)
+        able = demand.count - self._queue.num_aside - self._queue.num_embeds
+        return max(0, min(able, fit, self.policy.max_batch_size - len(self.running)))
 
     def take(self, newcomer: Sequence) -> None:
         """It starts."""

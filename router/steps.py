@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from router.batch import Batch
-from router.budget import Budget, load_of_chunk
+from router.budget import Budget, PromptShare, load_of_chunk
 from router.costs import CostModel, Load
 from router.messages import Chunk, Concat, Decode, Embed, Filter, Grant, Message, Newcomer, Prefill
 from router.policy import Policy
@@ -28,6 +28,7 @@ class House(Protocol):
     def next_wish(self) -> Wish: ...
     def next_newcomer(self, wish: Wish = Wish.TEXT) -> Sequence | None: ...
     def num_startable(self) -> int: ...
+    def num_with_room(self) -> int: ...
     def take(self, newcomer: Sequence) -> None: ...
     def turn_away(self, newcomer: Sequence) -> None: ...
     def wait_again(self, yielded: list[Sequence]) -> None: ...
@@ -55,7 +56,7 @@ class Draft:
     def load_alone(self) -> Load:
         """To be asked before the step counts as computed."""
         if self.alone is None:
-            self.alone = Load(rows=len(self.ready), context=sum([s.length + s.in_flight for s in self.ready]))
+            self.alone = load_of_decodes(self.ready)
         return self.alone
 
     @property
@@ -128,7 +129,7 @@ class Steps:
 class Mixed(Steps):
     def __init__(self, house: House) -> None:
         super().__init__(house)
-        self._starved = 0
+        self._share = PromptShare()
 
     def draft(self) -> Draft:
         running, draft = self.house.running, Draft()
@@ -136,19 +137,18 @@ class Mixed(Steps):
         self.grow(ready, draft)
         draft.before += running.owed_filters()
         draft.batch = running.batches[0] if running.batches else running.new_batch()
-        turned_away = self.fill(draft, self._budget(draft), lambda tokens: tokens > 0)
-        self._starved = self._starved + 1 if turned_away and not draft.chunks else 0
+        turned_away = self.fill(draft, self._budget(draft, draft.batch), lambda tokens: tokens > 0)
+        self._share.planned(left_out=turned_away and not draft.chunks)
         return draft
 
-    def _budget(self, draft: Draft) -> Budget:
-        """The stall promise, unless it has kept prompts waiting for too long: then one block, whatever it takes."""
-        policy, size = self.house.policy, self.block_size()
-        left = policy.max_prefill_tokens - len(draft.ready)
+    def _budget(self, draft: Draft, batch: Batch) -> Budget:
+        left, size = self.house.policy.max_prefill_tokens - len(draft.ready), self.block_size()
         if not draft.ready:
             return Budget(left, size)
-        if self._starved >= policy.max_starved_steps:
-            return Budget(size, size)
-        return Budget.beside(draft.load_alone(), left, size, policy.stall_seconds, self.house.costs)
+        num_waiting = len(batch) - len(draft.ready) + self.house.num_with_room()
+        seconds, first_seconds = self._share.seconds(
+            draft.load_alone(), num_waiting, self.house.policy.stall_seconds, self.house.costs)
+        return Budget(left, size, seconds, first_seconds, self.house.costs)
 
 
 class Pause(Steps):
@@ -231,6 +231,11 @@ class Pause(Steps):
 
 def unfinished(batch: Batch) -> list[Sequence]:
     return [sequence for sequence in batch if not sequence.is_ready]
+
+
+def load_of_decodes(ready: list[Sequence]) -> Load:
+    """Return the load of one more token for each, to be asked before the step counts as computed."""
+    return Load(rows=len(ready), context=sum([s.length + s.in_flight for s in ready]))
 
 
 def load_of_step(draft: Draft) -> Load:

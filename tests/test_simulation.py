@@ -47,7 +47,8 @@ def random_world(seed, **more):
     model = SimulatedConfig(
         generation=share < 1.0, num_labels=5,
         num_blocks=rng.choice([14, 20, 40, 100]), tokens_per_step=rng.choice([1, 1, 1, 3]), max_positions=256,
-        mean_output_length=rng.choice([0.0, 50.0]), faults=";".join(faults))
+        mean_output_length=rng.choice([0.0, 50.0]), faults=";".join(faults),
+        seconds_per_chunk_token=rng.choice([0.00005, 0.002, 0.02]))  # so that a block is cheaper than a step, or dearer
     world = World(config, model, seed, noise=lambda r: r.lognormvariate(0, 0.1), **more)
     carries_out = rng.random() < 0.5
     for client in random_clients(rng, ADAPTERS if carries_out else [ADAPTER], share):

@@ -3,8 +3,8 @@
 import pytest
 from test_simulation import random_world
 
-from router.budget import Budget
-from router.steps import Mixed, Pause
+from router.budget import Budget, PromptShare
+from router.steps import Pause
 
 SEEDS = range(40)
 
@@ -20,12 +20,12 @@ def run_some(pattern):
 
 def test_a_promise_that_is_not_kept(monkeypatch):
     monkeypatch.setattr(Budget, "chunk", lambda budget, _, left: min(left, budget.tokens))
-    run_some("L5: .* may take")
+    run_some("L5: prompts add")
 
 
 def test_prompts_that_the_promise_starves(monkeypatch):
-    monkeypatch.setattr(Mixed, "_starved", property(lambda _: 0, lambda *_: None), raising=False)
-    run_some("L5: 9 decodes passed by a prompt, where 8 may")
+    monkeypatch.setattr(PromptShare, "seconds", lambda *_: (0.0, 0.0))
+    run_some("L5: prompts earned")
 
 
 def test_newcomers_who_are_never_due(monkeypatch):

@@ -1,9 +1,11 @@
 """L5: how long those who could go on may be left out, and how much longer prompts may make a step.
 
-Looks at a core right behind each plan, when nothing else has happened yet.
+Looks at a core right behind each plan, when nothing else has happened yet. Under mixed steps both halves of the law are
+in seconds that the core predicts: prompts add no more than the stall promise or what they earned, and they are left out
+only while what they earned is less than a block costs.
 """
 
-from router.budget import load_of_chunk
+from router.budget import EARNED, seconds_of_chunk
 from router.costs import Load
 from router.messages import Decode, Plan, Prefill
 from router.request import Wish
@@ -16,24 +18,29 @@ class Waits:
     def __init__(self) -> None:
         self._epoch = 0
         self._left_out = 0  # decodes in a row that left somebody out who could have gone on
+        self._held_up = 0.0  # predicted seconds of them
 
     def check(self, core: Scheduler, plan: Plan, now: float) -> None:
         step = plan.messages[-1]
         if core.policy.recompute or not isinstance(step, Prefill | Decode):
             return  # every step computes everybody; or there is none, or one of texts
         if plan.epoch != self._epoch:
-            self._epoch, self._left_out = plan.epoch, 0
+            self._epoch, self._left_out, self._held_up = plan.epoch, 0, 0.0
         if isinstance(step, Prefill):
             if core.policy.mixed:
                 self._check_stall(core, step)
-            self._left_out = 0
+            self._left_out, self._held_up = 0, 0.0
             return
         is_unfinished = any(not sequence.is_ready for sequence in core.running)
         if not is_unfinished and not self._leaves_newcomer(core):
-            self._left_out = 0
+            self._left_out, self._held_up = 0, 0.0
+            return
+        if core.policy.mixed:
+            self._held_up += core.costs.predict(core.last_load)
+            self._check_held_up(core, now)
             return
         self._left_out += 1
-        most = self._most(core, is_unfinished=is_unfinished)
+        most = 1 if is_unfinished else max(1, core.policy.max_waiting_tokens)
         assert self._left_out <= most, f"L5: {self._left_out} decodes passed by a prompt, where {most} may, at {now}"
 
     def _leaves_newcomer(self, core: Scheduler) -> bool:
@@ -46,20 +53,24 @@ class Waits:
         able = [s for s in core._queue if s.request.wish is Wish.TEXT and not turns.is_stuck(s)]
         return bool(able) and all(turns._no_room(s) is None and not running.waits_for_prefix(s) for s in able)
 
-    def _most(self, core: Scheduler, *, is_unfinished: bool) -> int:
-        if core.policy.mixed:
-            return core.policy.max_starved_steps
-        return 1 if is_unfinished else max(1, core.policy.max_waiting_tokens)
+    def _check_held_up(self, core: Scheduler, now: float) -> None:
+        """What prompts earned would not pay for a block of any of those who wait."""
+        earned, size = EARNED * self._held_up, core.running.blocks.size
+        waiting = [s for s in core.running if not s.is_ready] or [*core._queue]
+        dearest = max(seconds_of_chunk(core.costs, sequence.length, size) for sequence in waiting)
+        most = max(earned, core.policy.stall_seconds / core.costs.caution)
+        assert most <= dearest + ROUNDING, f"L5: prompts earned {earned} seconds, a block takes {dearest}, at {now}"
 
     def _check_stall(self, core: Scheduler, step: Prefill) -> None:
-        """However unlucky, such a step takes no longer than foreseen without its prompts, and what was promised."""
+        """Prompts add what was promised at most, however unlucky, or what they earned; the first more if many wait."""
         if not step.alongside:
             return
-        policy, costs, whole = core.policy, core.costs, core.last_load
-        chunks = [load_of_chunk(chunk.start, chunk.length) for chunk in step.chunks]
-        alone = Load(whole.rows - len(chunks), 0, whole.context - sum(chunk.context for chunk in chunks))
-        if self._left_out == policy.max_starved_steps and whole.chunk_tokens <= core.running.blocks.size:
-            return  # one block, whatever it takes
-        unlucky = costs.caution * costs.predict(whole)
-        assert unlucky <= costs.predict(alone) + policy.stall_seconds + ROUNDING, \
-            f"L5: {whole} may take {unlucky} seconds, {alone} takes {costs.predict(alone)}"
+        costs, whole = core.costs, core.last_load
+        added = sum(seconds_of_chunk(costs, chunk.start, chunk.length) for chunk in step.chunks)
+        ready = whole.rows - len(step.chunks)
+        alone = Load(ready, 0, whole.context - sum(chunk.start + chunk.length for chunk in step.chunks))
+        earned = EARNED * (self._held_up + costs.predict(alone))
+        most = max(core.policy.stall_seconds / costs.caution, earned)
+        if len(step.chunks) == 1:
+            most = max(most, earned * (len(core.running) - ready + len(core._queue)) / ready)
+        assert added <= most + ROUNDING, f"L5: prompts add {added} seconds to {alone}, where {most} may"

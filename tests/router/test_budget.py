@@ -2,7 +2,7 @@ from math import inf
 
 import pytest
 
-from router.budget import Budget, load_of_chunk
+from router.budget import Budget, PromptShare, seconds_of_chunk
 from router.costs import CostModel, Load
 
 
@@ -32,19 +32,50 @@ def test_spending_leaves_less():
     assert budget.tokens == 40
 
 
-def test_a_step_with_chunks_stays_within_the_promise_however_unlucky():
-    model, ready = costs(), Load(rows=8, context=800)
-    budget = Budget.beside(ready, 4096, 16, promise=0.05, costs=model)
-    length = budget.chunk(0, 4096)
-    chunk = load_of_chunk(0, length)
-    together = model.predict(Load(ready.rows + 1, length, ready.context + chunk.context))
+def chunk_beside(decodes, model, num_waiting=1, stall_seconds=0.05, share=None):
+    """Tokens of a long prompt that may run in a step of these decodes."""
+    seconds, first_seconds = (share or PromptShare()).seconds(decodes, num_waiting, stall_seconds, model)
+    return Budget(4096, 16, seconds, first_seconds, model).chunk(0, 4096)
+
+
+def test_what_prompts_add_keeps_the_stall_promise_however_unlucky():
+    model, decodes = costs(), Load(rows=8, context=800)
+    length = chunk_beside(decodes, model)
     assert length > 0
-    assert together * model.caution - model.predict(ready) <= 0.05
+    assert seconds_of_chunk(model, 0, length) * model.caution <= 0.05
+    assert seconds_of_chunk(model, 0, length + 16) * model.caution > 0.05
 
 
-def test_no_promise_is_left_when_luck_alone_may_cost_it():
-    slow = CostModel((1.0, 0.0, 0.001, 0.0))
-    assert Budget.beside(Load(rows=1), 4096, 16, promise=0.05, costs=slow).chunk(0, 4096) == 0
+@pytest.mark.parametrize("step", [0.002, 0.02, 0.2, 2.0])
+def test_a_slow_step_leaves_prompts_twice_its_time_whatever_the_promise(step):
+    model = CostModel((step, 0.0, 0.001, 0.0))
+    assert chunk_beside(Load(rows=1), model, stall_seconds=0.0) == min(int(2 * step / 0.001), 4096) // 16 * 16
+
+
+def test_a_block_that_takes_longer_runs_once_decodes_held_it_up_for_half_its_time():
+    model, share = CostModel((0.002, 0.0, 0.001, 0.0)), PromptShare()
+    lengths = []
+    for _ in range(8):
+        lengths.append(chunk_beside(Load(rows=1), model, stall_seconds=0.0, share=share))
+        share.planned(left_out=not lengths[-1])
+    assert lengths == [0, 0, 0, 16, 0, 0, 0, 16]
+
+
+def test_the_more_wait_and_the_fewer_decode_the_more_the_first_prompt_gets():
+    model, decodes = CostModel((0.2, 0.0, 0.001, 0.0)), Load(rows=4)
+    assert [chunk_beside(decodes, model, waiting) for waiting in (1, 4, 6, 12, 400)] == [400, 400, 592, 1200, 4096]
+
+
+def test_what_the_first_prompt_gets_beyond_its_share_is_not_for_the_next():
+    budget = Budget(4096, 16, seconds=0.1, first_seconds=0.5, costs=CostModel((0.2, 0.0, 0.001, 0.0)))
+    budget.spend(0, 300)
+    assert budget.chunk(0, 4096) == 0
+
+
+def test_what_the_first_prompt_leaves_of_the_share_is_for_the_next():
+    budget = Budget(4096, 16, seconds=0.1, first_seconds=0.5, costs=CostModel((0.2, 0.0, 0.001, 0.0)))
+    budget.spend(0, 20)
+    assert budget.chunk(0, 4096) == 80
 
 
 def test_without_a_promise_only_tokens_count():

@@ -65,3 +65,39 @@ def test_what_no_step_excites_stays_as_it_was():
     for _ in range(2000):
         model.observe(Load(8, 0, 8000), seconds(Load(8, 0, 8000)))
     assert model.predict(Load(8, 1024, 9024)) == pytest.approx(seconds(Load(8, 1024, 9024)), rel=0.05)
+
+
+def busy(factors):
+    """What warm-up measures beside programs that make each part of a step so many times slower."""
+    return CostModel.measured(measurements(tuple(c * f for c, f in zip(TRUE, factors, strict=True))))
+
+
+@pytest.mark.parametrize("factors", [
+    (30, 30, 30, 30), (0.1, 0.1, 0.1, 0.1), (30, 2, 2, 1), (3, 3, 3, 3), (1, 5, 10, 5)])
+@pytest.mark.parametrize("others", [0, 500])
+def test_what_a_busy_minute_cost_is_forgotten_within_fifty_steps(factors, others):
+    """However long it lasted: before the machine is quiet again so many steps took as long as foreseen."""
+    rng, model = random.Random(3), busy(factors)
+    for load, _ in zip(loads(rng), range(others), strict=False):
+        model.observe(load, seconds(load, tuple(c * f for c, f in zip(TRUE, factors, strict=True))))
+    for load, _ in zip(loads(rng), range(50), strict=False):
+        model.observe(load, seconds(load) * rng.lognormvariate(0, 0.05))
+    errors = [model.predict(load) / seconds(load) for load, _ in zip(loads(rng), range(50), strict=False)]
+    assert 0.8 < min(errors) <= max(errors) < 1.25
+    assert model.caution <= CAUTION_AT_START
+
+
+def test_what_prompts_cost_follows_when_only_decodes_were_seen_since():
+    model = busy((8, 8, 8, 8))
+    for _ in range(50):
+        model.observe(Load(8, 0, 8000), seconds(Load(8, 0, 8000)))
+    chunk = Load(8, 1024, 9024)
+    assert model.predict(chunk) == pytest.approx(seconds(chunk), rel=0.1)
+
+
+def test_a_new_pace_is_told():
+    model = busy((4, 4, 4, 4))
+    factors = [model.observe(LOADS[1], seconds(LOADS[1])) for _ in range(20)]
+    told = [factor for factor in factors if factor != 1.0]
+    assert len(told) == 1
+    assert 0.2 < told[0] < 0.6

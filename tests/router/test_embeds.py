@@ -99,16 +99,18 @@ def test_who_needs_no_room_does_not_wait_behind_who_needs_some() -> None:
     assert core.story(waiting).cause is Cause.QUEUE
 
 
-def test_a_text_that_breaks_the_stall_promise_waits_and_then_runs_alone() -> None:
-    core = made(stall_seconds=0.02, max_starved_steps=2)
+def test_a_text_that_breaks_the_stall_promise_runs_alone_once_decodes_held_it_up_for_half_its_time() -> None:
+    core = made(stall_seconds=0.002)
     core.costs = CostModel.measured(COSTS)
     ask(core, Wish.TEXT)
-    step(core)
-    long, other = ask(core, length=1000, now=0.1), ask(core, length=10, now=0.2)
-    plans = [step(core, 0.3)[0] for _ in range(4)]
-    assert [wish_of(plan) for plan in plans] == [Wish.TEXT, Wish.TEXT, Wish.VECTOR, Wish.TEXT]
-    assert plans[2].members == (long,)
-    assert step(core, 0.4)[0].members == (other,)
+    decode = step(core)[0].seconds
+    for text in (ask(core, length=50, now=0.1), ask(core, length=50, now=0.2)):
+        held_up = 0.0
+        while wish_of(plan := step(core, 0.3)[0]) is Wish.TEXT:
+            held_up += plan.seconds
+        assert plan.members == (text,)
+        assert plan.seconds < 2 * held_up + 2 * decode
+        assert plan.seconds > 2 * held_up - 2 * decode
 
 
 def test_while_nobody_decodes_the_promise_binds_nobody() -> None:
