@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
 from shard.pb.shard_pb2_grpc import ShardStub
-from shard.server import OPTIONS, Presence, end_within, imported, listening, watch_parent
+from shard.server import OPTIONS, Presence, end_within, imported, listening, spin_shortly, watch_parent
 from shard.service import ShardService
 from shard.simulated import SimulatedWorker
 from tests.shard.messages import WARMUP
@@ -228,3 +228,22 @@ def test_an_import_that_fails_leaves_the_collector_at_work() -> None:
     with pytest.raises(ModuleNotFoundError):
         imported("shard.worke")
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(("told", "then"), [
+    ({}, {"GOMP_SPINCOUNT": "1000"}),
+    ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+    ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+])
+def test_threads_spin_shortly_unless_the_user_decided(told: dict[str, str], then: dict[str, str]) -> None:
+    spin_shortly(told)
+    assert told == then
+
+
+@pytest.mark.slow
+def test_the_openmp_of_torch_spins_as_it_was_told() -> None:
+    program = "import os, shard.server; shard.server.spin_shortly(os.environ); import torch"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    done = subprocess.run([sys.executable, "-P", "-c", program], check=True, capture_output=True, text=True,
+                          env=environment | {"OMP_DISPLAY_ENV": "verbose"})
+    assert "GOMP_SPINCOUNT = '1000'" in done.stderr
