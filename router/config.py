@@ -48,10 +48,11 @@ class RouterConfig:
     max_top_n_tokens: int = setting(5, "Largest `top_n_tokens` of a request.", low=0)
     compat: str = setting(
         "none", "Whose oddities are kept for clients that depend on them. tgi: its words for how an answer ended on "
-        "/v1, a role in every chunk, its reading of `presence_penalty`, and fields that it ignores are ignored. lorax: "
-        "its own parameters, answers and errors on /, /generate, /generate_stream, /tokenize and /info, and the odd "
-        "shapes of its answers on /v1. batching: as the server of the effective-batching study was, which is --dialect "
-        "batching with --max-handlers 8, --recompute and, with --batching static, --static-equal-lengths.",
+        "/v1, a role in every chunk, its errors on /v1, its reading of `presence_penalty`, and fields that it ignores "
+        "are ignored. lorax: its own parameters, answers and errors on /, /generate, /generate_stream, /tokenize and "
+        "/info, and the odd shapes of its answers and errors on /v1. batching: as the server of the "
+        "effective-batching study was, which is --dialect batching with --max-handlers 8, --recompute and, with "
+        "--batching static, --static-equal-lengths.",
         choices=("none", "tgi", "lorax", "batching"))
     dialect: str = setting(
         "none", "Which other system's routes are there as well. batching: /inference and /stats of the "

@@ -14,19 +14,34 @@
     ├── TimedOut             the time that its client gave it ran out before it had a token
     └── Cancelled            the client left, or was too slow to read
 
-The dialects give each a status and a shape; nobody below them knows either.
+The dialects give each a status and a shape; nobody below them knows either. A message about a field of the request
+begins with its name in backticks.
 """
+
+import re
+
+FIELD = re.compile(r"`(\w+)[^`]*`")  # also `messages.0.content`, of which the first name is the field
 
 
 class RequestError(Exception):
-    pass
+    def __init__(self, message: str, *, param: str = "") -> None:
+        """`param` is the field of the request that is wrong, by default the one that the message begins with."""
+        super().__init__(message)
+        self._param = param
+
+    @property
+    def param(self) -> str:
+        """The field of the request that is wrong; empty if it is none or not known."""
+        found = FIELD.match(str(self))
+        return self._param or (found[1] if found else "")
 
 
 class InvalidRequest(RequestError, ValueError):
-    def __init__(self, message: str, kind: str = "") -> None:
-        """`kind` is for what a dialect has a word of its own."""
-        super().__init__(message)
+    def __init__(self, message: str, kind: str = "", *, param: str = "", code: str = "") -> None:
+        """`kind` is TGI's `error_type` and `code` is OpenAI's, where they have a word of their own."""
+        super().__init__(message, param=param)
         self.kind = kind
+        self.code = code
 
 
 class ToolsFailed(RequestError):
@@ -34,7 +49,9 @@ class ToolsFailed(RequestError):
 
 
 class TemplateFailed(RequestError):
-    pass
+    @property
+    def param(self) -> str:
+        return "messages"
 
 
 class Overloaded(RequestError):

@@ -24,6 +24,7 @@ T = TypeVar("T")
 # Of `max_new_tokens` so much must fit behind the prompt; what goes beyond is cut to what is left, and ends with
 # `length`. Clients of TGI rely on asking for more than there is.
 MUST_FIT = 1024
+TOO_LONG = "context_length_exceeded"  # OpenAI's code, by which clients know that they should shorten a prompt
 # Characters that are tokenised in less time than a thread takes to hear of them.
 SHORT_PROMPT = 512
 
@@ -77,10 +78,10 @@ class Names:
         if max_new_tokens is not None and num_tokens + min(max_new_tokens, self.must_fit) > limits.max_total_tokens:
             raise InvalidRequest(
                 f"`{self.prompt}` ({num_tokens} tokens) and `{self.max_new_tokens}` ({max_new_tokens}) must be at most "
-                f"{limits.max_total_tokens} together (--max-total-tokens); shorten one{cut}")
+                f"{limits.max_total_tokens} together (--max-total-tokens); shorten one{cut}", code=TOO_LONG)
         if num_tokens > limits.max_input_tokens:
             raise InvalidRequest(f"`{self.prompt}` must have at most {limits.max_input_tokens} tokens "
-                                 f"(--max-input-tokens), got {num_tokens}; shorten it{cut}")
+                                 f"(--max-input-tokens), got {num_tokens}; shorten it{cut}", code=TOO_LONG)
 
 
 TGI_NAMES = Names()
@@ -205,4 +206,4 @@ class Prompts:
             raise InvalidRequest(f"`{names.prompt}` must hold at least one token, got none")
         if num_tokens > limit:
             raise InvalidRequest(f"`{names.prompt}` must have at most {limit} tokens ({why}), got {num_tokens}; a text "
-                                 "is read as a whole, so shorten it")
+                                 "is read as a whole, so shorten it", code=TOO_LONG)

@@ -200,7 +200,7 @@ class Validator:
             check_text("stop", string)
             if len(string) > MAX_STOP_CHARACTERS:
                 raise InvalidRequest(f"a string in `stop` must have at most {MAX_STOP_CHARACTERS} characters, "
-                                     f"got {len(string)}")
+                                     f"got {len(string)}", param="stop")
 
     def _check_top_n_tokens(self, name: str, value: int) -> None:
         limit = self._config.max_top_n_tokens

@@ -1,10 +1,10 @@
-"""Puts the dialects together as one aiohttp application, in which every error has the same shape; and the door that
-stands in for it before it is there and while it leaves.
+"""Puts the dialects together as one aiohttp application, in which every error has the shape of its dialect; and the
+door that stands in for it before it is there and while it leaves.
 
 Knows nothing of what the routes do. Serve it with `handler_cancellation=True`: a client that leaves ends its request.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NoReturn
 
@@ -15,6 +15,7 @@ from router.config import RouterConfig
 from router.errors import AdapterMissing, Cancelled, InvalidRequest, NotReady
 from router.http import lorax_rendering
 from router.http.adapters import AdapterRoutes
+from router.http.api_errors import ApiError, has_api_errors
 from router.http.classify import Classify
 from router.http.clouds import Clouds
 from router.http.completions import Completions
@@ -52,7 +53,7 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
     tracing = [] if sender is None else [trace_requests(Spans(sender, about.name))]
     # aiohttp refuses bodies that reach its limit, ours may be reached.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
-        *tracing, telling(lorax_told if config.compat == "lorax" else told), check_keys(keys),
+        *tracing, telling(config.compat), check_keys(keys),
         count_requests(engine.tally.requests)])
     house = House(engine, validator, config, about, Outbox())
     app.add_routes(first_of_each([
@@ -82,18 +83,19 @@ def first_of_each(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
     return [*found.values()]
 
 
-def create_door(probes: Probes, keys: Keys, also: Iterable[web.RouteDef] = ()) -> web.Application:
+def create_door(probes: Probes, keys: Keys, also: Iterable[web.RouteDef] = (), *, compat: str = "none"
+                ) -> web.Application:
     """Probes are answered, and these routes; all others may come again later."""
     async def later(_: web.Request) -> NoReturn:
         raise NotReady(probes.ailment() or "it is about to be")
 
-    door = web.Application(middlewares=[telling(told), check_keys(keys)])
+    door = web.Application(middlewares=[telling(compat), check_keys(keys)])
     door.add_routes([*probes.routes(), *also, web.route("*", "/{path:.*}", later)])
     return door
 
 
-def telling(told: Callable[[web.Request, Exception], Told]) -> Middleware:
-    """Of errors, in the words of a dialect."""
+def telling(compat: str) -> Middleware:
+    """Make answers of errors, in the words of the route's dialect."""
     @web.middleware
     async def tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
@@ -103,7 +105,7 @@ def telling(told: Callable[[web.Request, Exception], Told]) -> Middleware:
             return cut_off(request)
         except Exception as error:
             request[FAILURE] = type(error)
-            answer = told(request, error).response()
+            answer = error_of(request, error, compat).response()
             answer.headers.update(identity(request))
             if isinstance(error, web.HTTPException):
                 answer.headers.update({name: error.headers[name] for name in KEPT_HEADERS if name in error.headers})
@@ -112,10 +114,27 @@ def telling(told: Callable[[web.Request, Exception], Told]) -> Middleware:
     return tell_errors
 
 
+def error_of(request: web.Request, error: Exception, compat: str) -> Told | ApiError:
+    if has_api_errors(request.path, compat):
+        return api_error(request, error)
+    return lorax_told(request, error) if compat == "lorax" else told(request, error)
+
+
+def api_error(request: web.Request, error: Exception) -> ApiError:
+    found = ApiError.of(error)
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return replace(found, message=too_large(request))
+    if error is request.match_info.http_exception:  # no route has this path, or none with this method
+        asked = shortened(f"there is no {request.method} {request.path} here")
+        if isinstance(error, web.HTTPMethodNotAllowed):
+            return replace(found, message=f"{asked}, only {' and '.join(sorted(error.allowed_methods))}")
+        return replace(found, message=asked, code="unknown_url")
+    return found
+
+
 def told(request: web.Request, error: Exception) -> Told:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        limit = request.client_max_size - 1
-        return Told(413, "payload_too_large", f"the body must have at most {limit} bytes (--payload-limit)")
+        return Told(413, "payload_too_large", too_large(request))
     if isinstance(error, AdapterMissing) and request.path.startswith("/v1/"):  # where an adapter is named as a model
         return Told(404, "model_not_found", shortened(str(error)))
     return Told.of(error)
@@ -128,6 +147,10 @@ def lorax_told(request: web.Request, error: Exception) -> Told:
     if isinstance(error, InvalidRequest) and request.path == "/v1/embeddings":
         return replace(found, status=400, error_type="invalid_input")
     return found
+
+
+def too_large(request: web.Request) -> str:
+    return f"the body must have at most {request.client_max_size - 1} bytes (--payload-limit)"
 
 
 def cut_off(request: web.Request) -> web.Response:

@@ -2,7 +2,7 @@
 mean."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from aiohttp import web
@@ -52,11 +52,18 @@ def check_media_type(request: web.Request) -> None:
         raise web.HTTPUnsupportedMediaType(text="the body must be sent without Content-Encoding")
 
 
+class WrongShape(web.HTTPUnprocessableEntity):
+    """JSON that is not what a route takes: where in it, and what is wrong there."""
+
+    def __init__(self, where: Sequence[str | int], what: str) -> None:
+        self.param = str(where[0]) if where else ""
+        self.what = f"`{'.'.join(map(str, where)) or 'body'}`: {what}"
+        super().__init__(text=f"Failed to deserialize the JSON body into the target type: {self.what}")
+
+
 def malformed(error: ValidationError) -> web.HTTPException:
     """About the first thing that is wrong, in words that do not repeat the body."""
     first: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {first['msg']}")
-    where = ".".join(map(str, first["loc"])) or "body"
-    return web.HTTPUnprocessableEntity(
-        text=f"Failed to deserialize the JSON body into the target type: `{where}`: {first['msg']}")
+    return WrongShape(first["loc"], first["msg"])

@@ -5,11 +5,12 @@ escaped to ASCII, as in TGI's events.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quoted
 
 from router.errors import Cancelled, RequestError
+from router.http.api_errors import ApiError
 from router.http.errors import Told
 from router.http.rendering import Answer, number
 from router.request import FinishReason
@@ -38,6 +39,19 @@ OPENAI = Words(REASONS, REASONS, "null", "tool_calls", every_delta_has_a_role=Fa
 TGI = Words(TGI_REASONS, TGI_REASONS | {FinishReason.END_TOKEN: "eos_token"}, '""', "stop", every_delta_has_a_role=True)
 
 
+def error_chunk(error: Exception) -> str:
+    """An error and the end of a stream. TGI has `message` and `http_status_code`, OpenAI's clients `type`, those of the
+    Hub `error_type`."""
+    told = Told.of(error)
+    inner = {"message": told.text, "type": told.error_type, "http_status_code": told.status}
+    return f"data: {json.dumps({'error': inner, 'error_type': told.error_type}, separators=(',', ':'))}\n\n{DONE}"
+
+
+def api_error_chunk(error: Exception) -> str:
+    """An error and the end of a stream, as OpenAI's clients read them."""
+    return f"data: {ApiError.of(error).json()}\n\n{DONE}"
+
+
 @dataclass(frozen=True, slots=True)
 class Label:
     """What an answer, and each chunk of it, says of itself."""
@@ -47,6 +61,7 @@ class Label:
     model: str
     fingerprint: str
     words: Words = OPENAI
+    error_chunk: Callable[[Exception], str] = error_chunk
 
     def json(self, kind: str) -> str:
         return (f'"object":"{kind}","id":"{self.id}","created":{self.created},"model":{quoted(self.model)},'
@@ -146,7 +161,7 @@ class Pieces:
 class Chunks(Pieces):
     """Of a chat."""
 
-    __slots__ = ("_before", "_before_others", "_begin", "_extras", "_num_prompt_tokens", "_words")
+    __slots__ = ("_before", "_before_others", "_begin", "_error_chunk", "_extras", "_num_prompt_tokens", "_words")
 
     def __init__(self, label: Label, num_prompt_tokens: int, extras: Extras) -> None:
         super().__init__()
@@ -156,6 +171,7 @@ class Chunks(Pieces):
         if label.words.every_delta_has_a_role:
             self._before_others = self._before
         self._words = label.words
+        self._error_chunk = label.error_chunk
         self._num_prompt_tokens = num_prompt_tokens
         self._extras = extras
 
@@ -182,7 +198,7 @@ class Chunks(Pieces):
     def _failed(self, event: FailedEvent) -> str:
         if isinstance(event.error, Cancelled):
             raise event.error
-        return error_chunk(event.error)
+        return self._error_chunk(event.error)
 
 
 class TextChunks(Pieces):
@@ -222,10 +238,3 @@ def text_usage_chunk(label: Label, texts: Sequence[TextChunks]) -> str:
 def usage_json(num_prompt_tokens: int, num_tokens: int) -> str:
     return (f'{{"prompt_tokens":{num_prompt_tokens},"completion_tokens":{num_tokens},'
             f'"total_tokens":{num_prompt_tokens + num_tokens}}}')
-
-
-def error_chunk(error: Exception) -> str:
-    """TGI has `message` and `http_status_code`, OpenAI's clients `type`, those of the Hub `error_type`."""
-    told = Told.of(error)
-    inner = {"message": told.text, "type": told.error_type, "http_status_code": told.status}
-    return f"data: {json.dumps({'error': inner, 'error_type': told.error_type}, separators=(',', ':'))}\n\n{DONE}"

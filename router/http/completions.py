@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, FailFast, Field
 
 from router.errors import InvalidRequest
 from router.http.body import Unsigned32, read_body
-from router.http.chunks import DONE, Label, TextChunks, error_chunk, text_completion_json, text_usage_chunk
+from router.http.chunks import DONE, Label, TextChunks, text_completion_json, text_usage_chunk
 from router.http.dialect import House, collected, open_stream, together
 from router.http.headers import Caller, compute, going_by, identity, timings
 from router.http.sse import Pump
@@ -82,7 +82,7 @@ class Completions:
         return await choices_of(self._house, asked, asked.wanted(prompt, caller), caller)
 
     async def _whole(self, request: web.Request, choices: Sequence[Choice], caller: Caller) -> web.StreamResponse:
-        named, validated = self._label(), clock()
+        named, validated = self._label(request), clock()
         answers = await collected(self._house, choices, caller)
         headers = self._headers(request, choices) | timings(answers, validated - caller.came, clock() - caller.came)
         body = text_completion_json(named, answers).encode()
@@ -90,11 +90,11 @@ class Completions:
 
     async def _streamed(self, request: web.Request, asked: Completion, choices: Sequence[Choice],
                         caller: Caller) -> web.StreamResponse:
-        house, named = self._house, self._label()
+        house, named = self._house, self._label(request)
         with ExitStack() as leaving:
             streams = [leaving.enter_context(closing(house.submit(choice, caller))) for choice in choices]
             patience = house.config.slow_client_timeout
-            async with open_stream(request, self._headers(request, choices), patience, error_chunk) as out:
+            async with open_stream(request, self._headers(request, choices), patience, named.error_chunk) as out:
                 for stream in streams:
                     stream.cut = out.cut
                 texts = [TextChunks(named, index, len(choice.request.prompt)) for index, choice in enumerate(choices)]
@@ -108,8 +108,8 @@ class Completions:
         num_characters = sum(choice.num_characters for choice in choices)
         return compute(self._house.engine.facts, num_characters) | identity(request) | going_by(choices[0].adapter)
 
-    def _label(self) -> Label:
-        return labelled(self._house, "cmpl", self._house.about.name)
+    def _label(self, request: web.Request) -> Label:
+        return labelled(self._house, request.path, "cmpl", self._house.about.name)
 
 
 async def pumped(pump: Pump, text: TextChunks) -> None:

@@ -26,6 +26,7 @@ class Entrance:
     door: Door
     keys: Keys
     origins: tuple[str, ...]
+    compat: str
 
     @classmethod
     def of(cls, config: RouterConfig, listen_fd: int = -1) -> "Entrance":
@@ -33,7 +34,7 @@ class Entrance:
         keys = Keys.of(config)
         given = socket.socket(fileno=listen_fd) if listen_fd >= 0 else None
         listener = given or listen(config.hostname, config.port)
-        return cls(listener, Door(listener), keys, config.cors_allow_origin)
+        return cls(listener, Door(listener), keys, config.cors_allow_origin, config.compat)
 
     async def shut(self, engine: Engine, startup: Callable[[], dict[str, Any] | None]) -> None:
         """Nothing was served yet."""
@@ -44,7 +45,7 @@ class Entrance:
         await self._shut(Probes(engine.ailment, lambda: None), Metrics(engine).routes())
 
     async def _shut(self, probes: Probes, also: Iterable[web.RouteDef] = ()) -> None:
-        door = create_door(probes, self.keys, also)
+        door = create_door(probes, self.keys, also, compat=self.compat)
         allow_origins(door, self.origins)
         await self.door.shut(door)
 

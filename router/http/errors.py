@@ -1,4 +1,5 @@
 """How errors are told to clients: a status and a JSON object with `error` and `error_type`, as TGI's clients read it.
+Errors of OpenAI's routes are in api_errors.py.
 
 Knows nothing of routes. What is not one of ours is logged with its traceback, and the client learns nothing of it.
 """
@@ -80,10 +81,15 @@ class Told:
         return json.dumps({"error": self.text, "error_type": self.error_type}, separators=(",", ":"))
 
     def response(self) -> web.Response:
-        answer = web.Response(status=self.status, body=self.json().encode(), content_type="application/json")
-        if self.retry_after is not None:
-            answer.headers["Retry-After"] = str(max(ceil(self.retry_after), 1))
-        return answer
+        return error_response(self.status, self.json(), self.retry_after)
+
+
+def error_response(status: int, body: str, retry_after: float | None) -> web.Response:
+    """An answer with a JSON body; `retry_after` are seconds after which another try makes sense."""
+    answer = web.Response(status=status, body=body.encode(), content_type="application/json")
+    if retry_after is not None:
+        answer.headers["Retry-After"] = str(max(ceil(retry_after), 1))
+    return answer
 
 
 def shortened(text: str) -> str:

@@ -18,7 +18,7 @@ from router.chat import Conversation
 from router.errors import InvalidRequest, ToolsFailed
 from router.grammar import Grammar, read_grammar
 from router.http.body import Foreign, Unsigned32, read_body
-from router.http.chunks import Chunks, Extras, Label, completion_json, error_chunk
+from router.http.chunks import Chunks, Extras, Label, completion_json
 from router.http.dialect import House, collected, open_stream
 from router.http.headers import Caller, compute, going_by, identity, timings
 from router.http.spoken import SpokenChunks, spoken_json
@@ -69,7 +69,8 @@ class Message(Foreign):
     def given(self) -> dict[str, Any]:
         """As templates take it: there is always a text."""
         if self.content is None and not self.tool_calls:
-            raise InvalidRequest(f"a message of the role `{self.role[:40]}` has neither `content` nor `tool_calls`")
+            raise InvalidRequest(f"a message of the role `{self.role[:40]}` has neither `content` nor `tool_calls`",
+                                 param="messages")
         return self.model_dump(exclude_none=True) | {"content": self.content or ""}
 
 
@@ -117,7 +118,7 @@ class ChatRequest(Asked):
     def _grammar(self) -> Grammar | None:
         grammar = None if self.response_format is None else read_grammar(NAMES.grammar, self.response_format)
         if grammar is not None and self.tools is not None:
-            raise ToolsFailed("Grammar and tools are mutually exclusive")
+            raise ToolsFailed("Grammar and tools are mutually exclusive", param="response_format")
         return grammar or dictated(self.tools, self.tool_choice)
 
     def _check_served(self) -> None:
@@ -149,7 +150,7 @@ class OpenAi:
 
     async def _whole(self, request: web.Request, asked: ChatRequest, choice: Choice,
                      caller: Caller) -> web.StreamResponse:
-        label, validated = self._label(asked), clock()
+        label, validated = self._label(request, asked), clock()
         reader = await reader_of(self._house, asked, choice)
         answers = await collected(self._house, [choice], caller)
         headers = (compute(self._house.engine.facts, choice.num_characters) | identity(request)
@@ -162,20 +163,21 @@ class OpenAi:
                         caller: Caller) -> web.StreamResponse:
         house = self._house
         headers = compute(house.engine.facts, choice.num_characters) | identity(request) | going_by(choice.adapter)
-        given = self._label(asked), len(choice.request.prompt), asked.extras
+        label = self._label(request, asked)
+        given = label, len(choice.request.prompt), asked.extras
         reader = await reader_of(self._house, asked, choice)
         rendering = SpokenChunks(*given, reader) if reader else Chunks(*given)
         with closing(house.submit(choice, caller)) as stream:
-            async with open_stream(request, headers, house.config.slow_client_timeout, error_chunk) as out:
+            async with open_stream(request, headers, house.config.slow_client_timeout, label.error_chunk) as out:
                 stream.cut = out.cut
                 await Pump(stream, rendering, out, house.outbox).run()
             return out.response
 
-    def _label(self, asked: ChatRequest) -> Label:
+    def _label(self, request: web.Request, asked: ChatRequest) -> Label:
         """A client's name for its request is not repeated in every chunk: it may be long."""
         model = self._house.about.name if asked.model in ANY_MODEL else asked.model
         assert model is not None
-        return labelled(self._house, "chatcmpl", model)
+        return labelled(self._house, request.path, "chatcmpl", model)
 
 
 async def reader_of(house: House, asked: ChatRequest, choice: Choice) -> AnyReader | None:

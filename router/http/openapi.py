@@ -3,11 +3,13 @@
 Knows nothing of what routes mean: catalog.py says that, and the types of the bodies say what they may hold.
 """
 
+from collections.abc import Iterable
 from importlib.metadata import version
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from router.http.api_errors import has_api_errors
 from router.http.catalog import Entry, sections
 from router.http.ranges import add_ranges
 
@@ -15,6 +17,10 @@ REFERENCE = "#/components/schemas/{model}"
 LICENSE = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
 ERROR = {"type": "object", "required": ["error", "error_type"],
          "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}}}
+API_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {
+    "type": "object", "required": ["message", "type", "param", "code"], "properties": {
+        "message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string", "null"]},
+        "code": {"type": ["string", "null"]}}}}}
 REFUSALS = {
     "400": "The body is no JSON.",
     "401": "A key is needed.",
@@ -31,6 +37,11 @@ REFUSALS = {
 }
 
 USUAL = REFUSALS.keys() - {"404", "409"}  # where there is a body
+API_REFUSALS = REFUSALS | {
+    "400": "Something in the body is not as it must be.",
+    "424": "The adapter cannot be fetched, or is not sound.",
+    "500": "It failed while it was computed, or by a fault of the server.",
+}
 
 
 def document(compat: str = "none", dialect: str = "none") -> dict[str, Any]:
@@ -42,21 +53,28 @@ def document(compat: str = "none", dialect: str = "none") -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for title, section in listed.items():
         for entry in section:
-            paths.setdefault(entry.path, {})[entry.method.lower()] = operation(entry, title)
+            paths.setdefault(entry.path, {})[entry.method.lower()] = operation(entry, title, compat)
     return {
         "openapi": "3.1.0",
         "info": {"title": "weft", "version": version("weft"), "license": LICENSE,
                  "description": "Serves large language models, as text-generation-inference does."},
         "paths": paths,
-        "components": {"schemas": {**schemas["$defs"], "Error": ERROR},
+        "components": {"schemas": {**schemas["$defs"], **errors(entries, compat)},
                        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
 
 
-def operation(entry: Entry, title: str) -> dict[str, Any]:
+def errors(entries: Iterable[Entry], compat: str) -> dict[str, Any]:
+    """The schemas of errors that some route has."""
+    some = {"ApiError": API_ERROR} if any(has_api_errors(entry.path, compat) for entry in entries) else {}
+    return {"Error": ERROR, **some}
+
+
+def operation(entry: Entry, title: str, compat: str) -> dict[str, Any]:
     described: dict[str, Any] = {
-        "summary": entry.summary, "tags": [title], "operationId": operation_id(entry), "responses": answers(entry)}
+        "summary": entry.summary, "tags": [title], "operationId": operation_id(entry),
+        "responses": answers(entry, compat)}
     if entry.bodies:
         kinds = [{"$ref": REFERENCE.format(model=body.__name__)} for body in entry.bodies]
         schema: dict[str, Any] = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
@@ -71,7 +89,7 @@ def operation_id(entry: Entry) -> str:
     return "_".join([entry.method.lower(), *words])
 
 
-def answers(entry: Entry) -> dict[str, Any]:
+def answers(entry: Entry, compat: str) -> dict[str, Any]:
     kinds = [entry.answer] * bool(entry.answer) + ["text/event-stream"] * entry.streams
     good: dict[str, Any] = {"description": "As asked."}
     if kinds:
@@ -79,8 +97,12 @@ def answers(entry: Entry) -> dict[str, Any]:
     bad = set(USUAL if entry.bodies else ("401", "503")) | set(entry.refusals)
     if "{id}" in entry.path:
         bad.add("404")
-    return {"200": good, **{code: refusal(REFUSALS[code]) for code in sorted(bad)}}
+    if not has_api_errors(entry.path, compat):
+        return {"200": good, **{code: refusal(REFUSALS[code], "Error") for code in sorted(bad)}}
+    if "422" in bad:
+        bad = bad - {"422"} | {"400"}
+    return {"200": good, **{code: refusal(API_REFUSALS[code], "ApiError") for code in sorted(bad)}}
 
 
-def refusal(text: str) -> dict[str, Any]:
-    return {"description": text, "content": {"application/json": {"schema": {"$ref": REFERENCE.format(model="Error")}}}}
+def refusal(text: str, model: str) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": {"$ref": REFERENCE.format(model=model)}}}}

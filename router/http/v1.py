@@ -14,8 +14,9 @@ from pydantic import BeforeValidator, FailFast, Field
 from router.adapter import Named
 from router.chat import Conversation
 from router.errors import AdapterMissing
+from router.http.api_errors import has_api_errors
 from router.http.body import Foreign, Integer32, Unsigned, Unsigned32
-from router.http.chunks import OPENAI, TGI, Label
+from router.http.chunks import OPENAI, TGI, Label, api_error_chunk, error_chunk
 from router.http.dialect import House
 from router.http.headers import Caller
 from router.http.naming import is_base
@@ -96,9 +97,11 @@ async def choices_of(house: House, asked: Asked, wanted: Wanted, caller: Caller)
         return await house.validator.choices(replace(wanted, adapter=asked.adapter(house, caller.token)))
     except AdapterMissing as error:
         named = house.validator.adapters.names if house.validator.adapters else ()
-        raise AdapterMissing(f"{error}; `model` may be {', '.join([house.about.name, *named])}") from error
+        known = ", ".join([house.about.name, *named])
+        raise AdapterMissing(f"{error}; `model` may be {known}", param="model") from error
 
 
-def labelled(house: House, kind: str, model: str) -> Label:
+def labelled(house: House, path: str, kind: str, model: str) -> Label:
     words = TGI if house.is_tgi else OPENAI
-    return Label(f"{kind}-{secrets.token_hex(12)}", int(time.time()), model, FINGERPRINT, words)
+    errors = api_error_chunk if has_api_errors(path, house.config.compat) else error_chunk
+    return Label(f"{kind}-{secrets.token_hex(12)}", int(time.time()), model, FINGERPRINT, words, errors)

@@ -13,12 +13,19 @@ TOOL = {"type": "function", "function": {"name": "get_weather", "description": "
 PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
-def refused(kind: type[openai.APIStatusError], call: Callable[[], object]) -> str:
-    """What was told: the text itself, since errors have the shape of text-generation-inference here."""
+def refused(kind: type[openai.APIStatusError], call: Callable[[], object]) -> openai.APIStatusError:
+    """The exception that a client catches, whose message says why."""
+    error = raised(kind, call)
+    assert type(error) is kind
+    assert error.body["message"] in error.message
+    return error
+
+
+def raised(kind: type[openai.APIStatusError], call: Callable[[], object]) -> openai.APIStatusError:
     try:
         call()
     except kind as error:
-        return str(error.body)
+        return error
     raise AssertionError(f"there was no {kind.__name__}")
 
 
@@ -75,8 +82,8 @@ def embeddings() -> None:
     alone = create(model="weft/demo", input="thread 299").data[0].embedding
     assert near(many[299].embedding, alone)
     assert not near(many[0].embedding, alone)
-    assert "at most 2048 texts" in refused(openai.UnprocessableEntityError,
-                                           lambda: create(model="weft/demo", input=["x"] * 2049))
+    assert "at most 2048 texts" in str(refused(openai.BadRequestError,
+                                               lambda: create(model="weft/demo", input=["x"] * 2049)))
 
 
 def near(one: list[float], other: list[float]) -> bool:
@@ -85,11 +92,18 @@ def near(one: list[float], other: list[float]) -> bool:
 
 def errors() -> None:
     chat = CLIENT.chat.completions.create
-    assert "max_tokens" in refused(openai.UnprocessableEntityError,
-                                   lambda: chat(model="weft/demo", messages=HELLO, max_tokens=0))
-    assert "messages" in refused(openai.UnprocessableEntityError, lambda: chat(model="weft/demo", messages=[]))
+    wrong = refused(openai.BadRequestError, lambda: chat(model="weft/demo", messages=HELLO, max_tokens=0))
+    assert "`max_tokens` must be at least 1, got 0" in str(wrong)
+    assert (wrong.type, wrong.param, wrong.code) == ("invalid_request_error", "max_tokens", None)
+    assert refused(openai.BadRequestError, lambda: chat(model="weft/demo", messages=[])).param == "messages"
+    long = refused(openai.BadRequestError, lambda: CLIENT.completions.create(model="weft/demo", prompt="word " * 5000))
+    assert (long.code, long.param) == ("context_length_exceeded", "prompt")
+    missing = refused(openai.NotFoundError, lambda: chat(model="org/nobody", messages=HELLO, stream=True))
+    assert (missing.code, missing.param, "org/nobody" in str(missing)) == ("model_not_found", "model", True)
+    assert refused(openai.NotFoundError, lambda: CLIENT.models.retrieve("a/b/c")).code == "unknown_url"
     kept = [chat(model="weft/demo", messages=HELLO, stream=True, temperature=1.9, max_tokens=900) for _ in range(4)]
-    refused(openai.RateLimitError, lambda: chat(model="weft/demo", messages=HELLO))
+    full = refused(openai.RateLimitError, lambda: chat(model="weft/demo", messages=HELLO))
+    assert (full.code, int(full.response.headers["retry-after"]) >= 1) == ("rate_limit_exceeded", True)
     for stream in kept:
         stream.close()
 

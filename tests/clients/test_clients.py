@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from environments import environment
-from launched import Weft, serving
+from launched import SIMULATED, Weft, serving
 from word_pieces import encoder
 
 HERE = Path(__file__).parent
@@ -53,6 +53,12 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Weft, W
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_sees_what_it_knows(weft: Weft, tmp_path: Path, name: str) -> None:
     check((weft,), tmp_path, name, CLIENTS[name])
+
+
+def test_the_client_of_openai_sees_why_there_is_no_answer(tmp_path: Path) -> None:
+    faults = ("--simulated-faults", "fail_sequence@decode:3:0;fail_sequence@decode:6:0", "--api-key", "sk-loom")
+    with serving(tmp_path, SIMULATED, *faults) as weft:
+        check((weft,), tmp_path, "openai_python", CLIENTS["openai_python"], script="openai_failures")
 
 
 @pytest.mark.parametrize("name", LORAX)

@@ -1,4 +1,4 @@
-"""The application as a whole: every error has the same shape, and disturbs nobody else."""
+"""The application as a whole: every error has the shape of its dialect, and disturbs nobody else."""
 
 import asyncio
 import gc

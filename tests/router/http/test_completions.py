@@ -77,21 +77,23 @@ def test_without_a_temperature_is_sampled_and_with_none_at_all_is_not(serve):
     serve(scenario)
 
 
-@pytest.mark.parametrize(("body", "error_type", "words"), [
-    ({"suffix": "x"}, "suffix not supported", "`suffix`"),
-    ({"prompt": ["a"] * 5}, "batch size exceeded", "at most 4 texts (--max-client-batch-size), got 5"),
-    ({"n": 2}, "validation", "`n` must be 1, got 2"), ({"best_of": 3}, "validation", "`best_of` must be 1"),
-    ({"echo": True}, "validation", "`echo`"), ({"logprobs": 1}, "validation", "`logprobs`"),
-    ({"prompt": []}, "validation", "`prompt`"), ({"prompt": ["a", ""]}, "validation", "`prompt` must not be an empty"),
-    ({"prompt": [1, 2]}, "validation", "`prompt.0`"), ({"max_tokens": 0}, "validation", "`max_tokens` must be"),
-    ({"max_tokens": -1}, "validation", "max_tokens"), ({"temperature": -1}, "validation", "`temperature`"),
-    ({"stop": ["a"] * 5}, "validation", "`stop`"), ({"stream_options": 5}, "validation", "stream_options"),
+@pytest.mark.parametrize(("body", "param", "words"), [
+    ({"suffix": "x"}, "suffix", "`suffix`"),
+    ({"prompt": ["a"] * 5}, "prompt", "at most 4 texts (--max-client-batch-size), got 5"),
+    ({"n": 2}, "n", "`n` must be 1, got 2"), ({"best_of": 3}, "best_of", "`best_of` must be 1"),
+    ({"echo": True}, "echo", "`echo`"), ({"logprobs": 1}, "logprobs", "`logprobs`"),
+    ({"prompt": []}, "prompt", "`prompt`"), ({"prompt": ["a", ""]}, "prompt", "`prompt` must not be an empty"),
+    ({"prompt": [1, 2]}, "prompt", "`prompt.0`"), ({"max_tokens": 0}, "max_tokens", "`max_tokens` must be"),
+    ({"max_tokens": -1}, "max_tokens", "max_tokens"), ({"temperature": -1}, "temperature", "`temperature`"),
+    ({"stop": ["a"] * 5}, "stop", "`stop`"), ({"stream_options": 5}, "stream_options", "stream_options"),
+    ({"stop": ["a" * 1025]}, "stop", "a string in `stop`"),
 ])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_wrong_is_named_with_its_status(post, body, error_type, words, stream):
+def test_what_is_wrong_is_named_with_its_status(post, body, param, words, stream):
     status, _, text = post(PATH, **{"prompt": "hi", "stream": stream} | body)
-    assert (status, json.loads(text)["error_type"]) == (422, error_type)
-    assert words in json.loads(text)["error"]
+    error = json.loads(text)["error"]
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert words in error["message"]
 
 
 @pytest.mark.parametrize(("error", "status"), [(Overloaded("full"), 429), (NotReady("lost"), 503)])
@@ -107,7 +109,7 @@ def test_a_refusal_has_a_status_on_streams_too(serve, error, status, stream):
 def test_one_that_fails_fails_all(serve):
     async def scenario(client, engine):
         answer = await client.post(PATH, json={"prompt": ["a", "b"]})
-        assert (answer.status, (await answer.json())["error_type"]) == (424, "generation")
+        assert (answer.status, (await answer.json())["error"]["type"]) == (500, "server_error")
         assert len(engine.left) == 1
     serve(scenario, BROKEN, [])
 
@@ -134,7 +136,7 @@ def test_a_stream_ends_with_the_failure_of_one_text(post):
     _, _, text = post(PATH, BROKEN, [], prompt=["a", "b"], stream=True)
     first, error, done, rest = text.split("\n\n")
     assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == "a"
-    assert json.loads(error.removeprefix("data: "))["error"]["http_status_code"] == 424
+    assert json.loads(error.removeprefix("data: "))["error"]["type"] == "server_error"
     assert (done, rest) == ("data: [DONE]", "")
 
 

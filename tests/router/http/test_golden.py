@@ -122,6 +122,10 @@ WHOLE = {
                      '"usage":{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4}}'),
     "an instance": ("/vertex", {"instances": [{"inputs": "hi"}]}, said("ab"), '{"predictions": ["ab"]}'),
 }
+FAILURE = ('{"error":{"message":"Request failed during generation: broken","type":"server_error","param":null,'
+           '"code":null}}')
+TGI_FAILURE = ('{"error":{"message":"Request failed during generation: broken","type":"generation",'
+               '"http_status_code":424},"error_type":"generation"}')
 STREAMS = {
     "a text": (
         "/generate_stream", {"inputs": "hi", "parameters": {"details": True}}, said("ab"),
@@ -197,13 +201,12 @@ STREAMS = {
         f'data: {{{TEXT},"choices":[],"usage":{{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4}}}}\n\n'
         'data: [DONE]\n\n'),
     "a failure of a completion": (
-        "/v1/completions", {"prompt": "hi", "stream": True}, BROKEN[1:],
-        'data: {"error":{"message":"Request failed during generation: broken","type":"generation",'
-        '"http_status_code":424},"error_type":"generation"}\n\ndata: [DONE]\n\n'),
+        "/v1/completions", {"prompt": "hi", "stream": True}, BROKEN[1:], f"data: {FAILURE}\n\ndata: [DONE]\n\n"),
     "a failure of a chat": (
         "/v1/chat/completions", {"messages": HELLO, "stream": True}, BROKEN[1:],
-        'data: {"error":{"message":"Request failed during generation: broken","type":"generation",'
-        '"http_status_code":424},"error_type":"generation"}\n\ndata: [DONE]\n\n'),
+        f"data: {FAILURE}\n\ndata: [DONE]\n\n"),
+    "a failure of SageMaker": (
+        "/invocations", {"messages": HELLO, "stream": True}, BROKEN[1:], f"data: {TGI_FAILURE}\n\ndata: [DONE]\n\n"),
 }
 # Where oddities of text-generation-inference are wanted (--compat tgi).
 ODD = {
@@ -222,6 +225,12 @@ ODD = {
         f'data: {{{TEXT},"choices":[{{"index":0,"text":"a","logprobs":null,"finish_reason":""}}],"usage":null}}\n\n'
         f'data: {{{TEXT},"choices":[{{"index":0,"text":"b","logprobs":null,"finish_reason":"eos_token"}}],'
         '"usage":{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4}}\n\ndata: [DONE]\n\n'),
+    "a failure of a completion": (
+        "/v1/completions", {"prompt": "hi", "stream": True}, BROKEN[1:],
+        f"data: {TGI_FAILURE}\n\ndata: [DONE]\n\n"),
+    "a failure of a chat": (
+        "/v1/chat/completions", {"messages": HELLO, "stream": True}, BROKEN[1:],
+        f"data: {TGI_FAILURE}\n\ndata: [DONE]\n\n"),
 }
 REFUSALS = {
     "overloaded": (Overloaded("full"), 429, '{"error":"Model is overloaded: full","error_type":"overloaded"}'),
@@ -267,17 +276,19 @@ def test_an_oddity(post, path, body, script, expected):
     assert still(post(path, script, config=RouterConfig(compat="tgi"), **body)[2]) == expected
 
 
-@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/completions", "/vertex", "/"])
+V1 = {"/v1/chat/completions": {"messages": HELLO}, "/v1/completions": {"prompt": "hi"}}
+BODIES = V1 | {"/generate": {"inputs": "hi"}, "/vertex": {"instances": [{"inputs": "hi"}]}, "/": {"inputs": "hi"}}
+
+
+@pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(("error", "status", "expected"), REFUSALS.values(), ids=REFUSALS)
 def test_a_refusal(serve, path, error, status, expected):
-    bodies = {"/v1/chat/completions": {"messages": HELLO}, "/v1/completions": {"prompt": "hi"},
-              "/vertex": {"instances": [{"inputs": "hi"}]}}
-
     async def scenario(client, engine):
         engine.refusals = [error]
-        answer = await client.post(path, json=bodies.get(path, {"inputs": "hi"}))
+        answer = await client.post(path, json=BODIES[path])
         assert (answer.status, await answer.text()) == (status, expected)
-    serve(scenario)
+    for compat in ("tgi",) if path in V1 else ("none", "tgi"):
+        serve(scenario, config=RouterConfig(compat=compat))
 
 
 def test_an_event_has_a_blank_behind_its_colon_and_ends_with_an_empty_line(post):

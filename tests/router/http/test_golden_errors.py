@@ -1,16 +1,21 @@
 """Every error to the last byte, and the heads of answers: status, type and text, as clients of
-text-generation-inference read them."""
+text-generation-inference read them; below /v1 as clients of OpenAI do, unless --compat tgi says otherwise."""
 
+import asyncio
 import json
 import re
 from importlib.metadata import version
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
 from router.chat import ChatTemplate
 from router.config import RouterConfig
-from router.errors import TimedOut
+from router.errors import GenerationFailed, NotReady, Overloaded, TimedOut
+from router.http.app import create_door
 from router.http.dialect import About
+from router.http.health import Probes
+from router.tenants import Keys
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
@@ -25,7 +30,13 @@ def error(text: str, error_type: str) -> str:
     return json.dumps({"error": text, "error_type": error_type}, separators=(",", ":"))
 
 
-# What is asked, and what is answered: a star stands for words of the JSON reader.
+def api_error(message: str, param: str | None = None, code: str | None = None,
+              kind: str = "invalid_request_error") -> str:
+    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}},
+                      separators=(",", ":"))
+
+
+# What is asked, and what is answered (below /v1 with --compat tgi): a star stands for words of the JSON reader.
 ASKED = {
     "no JSON": ("/generate", "{", 400, error("Failed to parse the request body as JSON: *", "bad_request")),
     "a field that is missing": ("/generate", {}, 422, error(f"{SHAPE}`inputs`: Field required", "validation")),
@@ -72,21 +83,71 @@ ASKED = {
 }
 
 
+V1 = {
+    "no JSON": (CHAT, "{", 400, api_error("Failed to parse the request body as JSON: *")),
+    "a field that is missing": (CHAT, {}, 400, api_error("`messages`: Field required", "messages")),
+    "a field of another type": (
+        TEXTS, {"prompt": "x", "max_tokens": "5"}, 400,
+        api_error("`max_tokens`: Input should be a valid integer", "max_tokens")),
+    "a body that is no object": (CHAT, "[]", 400, api_error("`body`: Input should be an object")),
+    "a rule": (CHAT, {"messages": HELLO, "max_tokens": 0}, 400,
+               api_error("`max_tokens` must be at least 1, got 0", "max_tokens")),
+    "a rule in a stream": (CHAT, {"messages": HELLO, "max_tokens": 0, "stream": True}, 400,
+                           api_error("`max_tokens` must be at least 1, got 0", "max_tokens")),
+    "an image": (CHAT, {"messages": IMAGE}, 400, api_error(f"`messages.0.content`: {SERVED}", "messages")),
+    "a message without content": (CHAT, {"messages": [{"role": "user"}]}, 400, api_error(
+        "a message of the role `user` has neither `content` nor `tool_calls`", "messages")),
+    "a grammar and tools": (CHAT, {"messages": HELLO, "tools": [], "response_format": FORMAT}, 400,
+                            api_error("Grammar and tools are mutually exclusive", "response_format")),
+    "a schema that is missing": (CHAT, {"messages": HELLO, "response_format": {"type": "json_schema"}}, 400, api_error(
+        "`response_format.json_schema` is missing: it holds the JSON schema", "response_format")),
+    "a tool that is not there": (
+        CHAT, {"messages": HELLO, "tool_choice": "paint"}, 400,
+        api_error("`tool_choice` must be `auto`, `none`, `required` or one of the tools (there are none), got paint",
+                  "tool_choice")),
+    "messages that are too long": (CHAT, {"messages": [{"role": "user", "content": "x" * 2000}]}, 400, api_error(
+        "`messages` must have at most 1599 tokens (--max-input-tokens), got 2018; shorten it", "messages",
+        "context_length_exceeded")),
+    "a prompt that leaves no room": (TEXTS, {"prompt": "x" * 1000, "max_tokens": 1000}, 400, api_error(
+        "`prompt` (1000 tokens) and `max_tokens` (1000) must be at most 1600 together (--max-total-tokens); shorten "
+        "one", "prompt", "context_length_exceeded")),
+    "a suffix": (TEXTS, {"prompt": "x", "suffix": "y"}, 400, api_error(
+        "`suffix` is given, but text is only generated at the end of a prompt; leave it out", "suffix")),
+    "too many prompts": (TEXTS, {"prompt": ["x"] * 5}, 400, api_error(
+        "`prompt` must hold at most 4 texts (--max-client-batch-size), got 5", "prompt")),
+    "a model that makes no embeddings": ("/v1/embeddings", {"input": "x"}, 400, api_error(
+        "this model does not make embeddings; it generates text (/generate, /v1/chat/completions)")),
+    "no adapters": ("/v1/adapters", {"id": "x"}, 400, api_error(
+        "this model is served without adapters (--adapters)")),
+}
+
+
 def matches(told: str, expected: str) -> bool:
     return re.fullmatch(re.escape(expected).replace(r"\*", ".*"), told) is not None
 
 
 @pytest.mark.parametrize(("path", "body", "status", "expected"), ASKED.values(), ids=ASKED)
 def test_an_error(post, path, body, status, expected):
-    got, headers, text = post(path, data=body if isinstance(body, str) else json.dumps(body))
+    config = RouterConfig(compat="tgi" if path.startswith("/v1/") else "none")
+    got, headers, text = post(path, data=body if isinstance(body, str) else json.dumps(body), config=config)
     assert (got, headers.get("Content-Type")) == (status, "application/json" if status != 200 else "text/event-stream")
     assert matches(text, expected), text
 
 
+@pytest.mark.parametrize(("path", "body", "status", "expected"), V1.values(), ids=V1)
+def test_an_error_of_openai_s_routes(post, path, body, status, expected):
+    got, headers, text = post(path, data=body if isinstance(body, str) else json.dumps(body))
+    assert (got, headers.get("Content-Type")) == (status, "application/json")
+    assert matches(text, expected), text
+
+
 def test_an_error_of_a_body_that_is_too_long(post):
-    status, _, text = post("/generate", inputs="too long", config=RouterConfig(payload_limit=10))
-    assert (status, text) == (
-        413, error("the body must have at most 10 bytes (--payload-limit)", "payload_too_large"))
+    told = "the body must have at most 10 bytes (--payload-limit)"
+    config = RouterConfig(payload_limit=10)
+    assert post("/generate", inputs="too long", config=config)[::2] == (413, error(told, "payload_too_large"))
+    assert post(CHAT, messages=HELLO, config=config)[::2] == (413, api_error(told))
+    config = RouterConfig(payload_limit=10, compat="tgi")
+    assert post(CHAT, messages=HELLO, config=config)[::2] == (413, error(told, "payload_too_large"))
 
 
 @pytest.mark.parametrize(("template", "text"), [
@@ -94,9 +155,13 @@ def test_an_error_of_a_body_that_is_too_long(post):
 @pytest.mark.parametrize("path", [CHAT, "/chat_tokenize", "/vertex"])
 def test_an_error_of_the_template(post, path, template, text):
     body = {"instances": [{"messages": HELLO}]} if path == "/vertex" else {"messages": HELLO}
-    status, _, told = post(path, template=template, **body)
+    status, _, told = post(path, template=template, **body, config=RouterConfig(compat="tgi"))
     assert status == 422
     assert matches(told, error(f"Template error: {text}*", "template_error"))
+    if path == CHAT:
+        status, _, told = post(path, template=template, **body)
+        assert status == 400
+        assert matches(told, api_error(f"Template error: {text}*", "messages"))
 
 
 OUTSIDE = {
@@ -107,7 +172,16 @@ OUTSIDE = {
     "no path": ("GET", "/nowhere", {}, 404, error("404: Not Found", "not_found")),
     "no such method": ("PUT", "/generate", {}, 405, error("405: Method Not Allowed", "method_not_allowed")),
     "no such request": ("GET", "/v1/requests/x/explain", {}, 404,
-                        error("no request of this id is served, or was one of the last *", "not_found")),
+                        api_error("no request of this id is served, or was one of the last *")),
+    "another media type below /v1": ("POST", CHAT, {"Content-Type": "text/plain"}, 415, api_error(
+        "the body must be sent with Content-Type: application/json")),
+    "no key below /v1": ("POST", CHAT, JSON, 401, api_error(
+        "a key is needed, sent as `Authorization: Bearer KEY`", None, "invalid_api_key", "authentication_error")),
+    "no path below /v1": ("POST", "/v1/responses", JSON, 404, api_error(
+        "there is no POST /v1/responses here", None, "unknown_url")),
+    "no path but /v1": ("GET", "/v1", {}, 404, api_error("there is no GET /v1 here", None, "unknown_url")),
+    "no such method below /v1": ("GET", CHAT, {}, 405, api_error(
+        f"there is no GET {CHAT} here, only POST", None, "method_not_supported")),
 }
 
 
@@ -120,7 +194,10 @@ def test_an_error_before_a_request_is_understood(serve, what):
             text = await answer.text()
         assert (answer.status, answer.headers["Content-Type"]) == (status, "application/json")
         assert matches(text, expected), text
-    serve(scenario, config=RouterConfig(api_key="sk-one" if what == "no key" else ""))
+    serve(scenario, config=RouterConfig(api_key="sk-one" if "no key" in what else ""))
+
+
+V1_BODIES = {CHAT: {"messages": HELLO}, TEXTS: {"prompt": "x"}}
 
 
 @pytest.mark.parametrize(("failure", "status", "expected"), [
@@ -128,11 +205,38 @@ def test_an_error_before_a_request_is_understood(serve, what):
     (TimedOut("too late"), 408, error("Request timed out: too late", "timeout"))])
 def test_an_error_of_ours_and_the_end_of_a_time(serve, failure, status, expected):
     async def scenario(client, engine):
-        for path, body in (("/generate", {"inputs": "x"}), (CHAT, {"messages": HELLO}), (TEXTS, {"prompt": "x"})):
+        for path, body in {"/generate": {"inputs": "x"}, **V1_BODIES}.items():
             engine.refusals = [failure]
             async with client.post(path, json=body) as answer:
                 assert (answer.status, await answer.text()) == (status, expected)
+    serve(scenario, config=RouterConfig(compat="tgi"))
+
+
+@pytest.mark.parametrize(("failure", "status", "expected"), [
+    (RuntimeError("a mistake"), 500, api_error("Internal server error", kind="server_error")),
+    (TimedOut("too late"), 408, api_error("Request timed out: too late", kind="timeout_error")),
+    (Overloaded("full"), 429, api_error("Model is overloaded: full", None, "rate_limit_exceeded", "rate_limit_error")),
+    (NotReady("lost"), 503, api_error("Model is not ready: lost", kind="server_error")),
+    (GenerationFailed("x"), 500, api_error("Request failed during generation: x", kind="server_error"))])
+def test_what_is_not_the_client_s_fault_below_v1(serve, failure, status, expected):
+    """Clients of OpenAI try again after a 408, a 429 and all from 500 on; the first two after Retry-After."""
+    async def scenario(client, engine):
+        for path, body in V1_BODIES.items():
+            engine.refusals = [failure]
+            async with client.post(path, json=body) as answer:
+                assert (answer.status, await answer.text()) == (status, expected)
+            assert ("Retry-After" in answer.headers) == (status in {429, 503})
     serve(scenario)
+
+
+def test_a_server_that_is_not_there_yet_says_so_below_v1():
+    async def scenario():
+        door = create_door(Probes(lambda: "it loads", lambda: None), Keys.of(RouterConfig()))
+        async with TestClient(TestServer(door)) as client:
+            answer = await client.post(CHAT, json={"messages": HELLO})
+            assert (answer.status, await answer.text(), answer.headers["Retry-After"]) == (
+                503, api_error("Model is not ready: it loads", kind="server_error"), "1")
+    asyncio.run(scenario())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

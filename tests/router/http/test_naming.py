@@ -116,9 +116,9 @@ def test_a_key_of_ours_never_goes_there(serve, path):
 def test_a_model_that_is_not_there_is_told_with_those_that_are(post, path):
     for stream in (False, True):
         status, _, text = post(path, store=Store(), config=KEPT, **naming(path, "c"), stream=stream)
-        told = json.loads(text)
-        assert (status, told["error_type"]) == (404, "model_not_found")
-        assert told["error"].endswith("`model` may be loom, mine")
+        error = json.loads(text)["error"]
+        assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+        assert error["message"].endswith("`model` may be loom, mine")
 
 
 def test_a_model_may_be_of_another_source_and_is_told_as_it_was_asked_for(post):

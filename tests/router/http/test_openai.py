@@ -282,15 +282,17 @@ def test_what_looks_like_a_call_is_text_where_no_tools_are_offered(post):
 ])
 def test_tools_that_make_no_sense_are_told(post, given, message):
     status, _, text = post(PATH, messages=HELLO, **given)
-    assert (status, json.loads(text)["error_type"]) == (422, "tool_error")
-    assert json.loads(text)["error"].startswith("Tool error: ")
-    assert message in json.loads(text)["error"]
+    error = json.loads(text)["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["param"] in {"tool_choice", "response_format"}
+    assert message in error["message"]
 
 
 def test_what_must_be_a_call_needs_a_grammar(post):
     status, _, text = post(PATH, messages=HELLO, tools=[PAINT], tool_choice="required")
-    assert (status, json.loads(text)["error_type"]) == (422, "validation")
-    assert "`tool_choice` is given, but" in json.loads(text)["error"]
+    error = json.loads(text)["error"]
+    assert (status, error["param"]) == (400, "tool_choice")
+    assert "`tool_choice` is given, but" in error["message"]
 
 
 @pytest.mark.parametrize("tools", [5, [5], [{}], [{"function": {}}], [{"function": {"name": ""}}],
@@ -298,8 +300,9 @@ def test_what_must_be_a_call_needs_a_grammar(post):
                                    [{"function": {"name": "x", "parameters": []}}]])
 def test_tools_that_are_none_are_told(post, tools):
     status, _, text = post(PATH, messages=HELLO, tools=tools)
-    assert (status, json.loads(text)["error_type"]) == (422, "validation")
-    assert "`tools" in json.loads(text)["error"]
+    error = json.loads(text)["error"]
+    assert (status, error["param"]) == (400, "tools")
+    assert "`tools" in error["message"]
 
 
 def test_oddities_of_tgi_are_kept_where_they_are_wanted(serve, post):
@@ -371,16 +374,18 @@ NOT_ALLOWED = {
 @pytest.mark.parametrize(("given", "where"), MISUNDERSTOOD.values(), ids=MISUNDERSTOOD)
 def test_what_is_misunderstood_is_told_with_the_field(post, given, where, stream):
     status, _, text = post(PATH, **({} if given == {} else {"messages": HELLO}) | {"stream": stream} | given)
-    told = json.loads(text)
-    assert (status, told["error_type"]) == (422, "validation")
-    assert told["error"].startswith(f"Failed to deserialize the JSON body into the target type: `{where}`: ")
+    error = json.loads(text)["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["param"] == where.partition(".")[0]
+    assert error["message"].startswith(f"`{where}`: ")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tools", [[], [PAINT]])
 def test_a_format_and_tools_exclude_each_other(post, tools, stream):
     """Byte for byte as text-generation-inference says it."""
-    status, _, text = post(PATH, messages=HELLO, tools=tools, response_format={"type": "json_object"}, stream=stream)
+    status, _, text = post(PATH, messages=HELLO, tools=tools, response_format={"type": "json_object"}, stream=stream,
+                           config=RouterConfig(compat="tgi"))
     assert (status, text) == (
         422, '{"error":"Tool error: Grammar and tools are mutually exclusive","error_type":"tool_error"}')
 
@@ -393,17 +398,18 @@ def test_text_as_a_format_is_none(post):
 @pytest.mark.parametrize(("given", "message"), NOT_ALLOWED.values(), ids=NOT_ALLOWED)
 def test_what_is_not_allowed_has_its_status_on_streams_too(post, given, message, stream):
     status, headers, text = post(PATH, **{"messages": HELLO, "stream": stream} | given)
-    told = json.loads(text)
-    assert (status, told["error_type"]) == (422, "validation")
-    assert told["error"].startswith(f"Input validation error: {message}")
-    assert "inputs" not in told["error"]
+    error = json.loads(text)["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["message"].startswith(message)
+    assert error["param"] == ("messages" if "messages" in given else next(iter(given)))
+    assert "inputs" not in error["message"]
     assert len(headers["x-request-id"]) == 32
 
 
 def test_an_image_is_told_in_words_that_say_what_is_served(post):
     image = {"type": "image_url", "image_url": {"url": "data:,"}}
     _, _, text = post(PATH, messages=[{"role": "user", "content": [{"type": "text", "text": "what?"}, image]}])
-    assert json.loads(text)["error"].endswith("images and other parts are not served")
+    assert json.loads(text)["error"]["message"].endswith("images and other parts are not served")
 
 
 @pytest.mark.parametrize(("template", "message"), [
@@ -412,27 +418,30 @@ def test_an_image_is_told_in_words_that_say_what_is_served(post):
 def test_what_the_template_cannot_do_is_told(post, template, message):
     for stream in (False, True):
         status, _, text = post(PATH, messages=HELLO, template=template, stream=stream)
-        assert (status, json.loads(text)["error_type"]) == (422, "template_error")
-        assert json.loads(text)["error"].startswith(message)
+        error = json.loads(text)["error"]
+        assert (status, error["param"]) == (400, "messages")
+        assert error["message"].startswith(message)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("error", "status"), [(Overloaded("full", 3.5), 429), (NotReady("starting"), 503)])
-def test_a_refusal_has_a_status(serve, error, status, stream):
+@pytest.mark.parametrize(("error", "status", "kind"), [
+    (Overloaded("full", 3.5), 429, "rate_limit_error"), (NotReady("starting"), 503, "server_error")])
+def test_a_refusal_has_a_status(serve, error, status, kind, stream):
     async def scenario(client, engine):
         engine.refusals = [error]
         answer = await client.post(PATH, json={"messages": HELLO, "stream": stream})
-        assert (answer.status, (await answer.json())["error_type"]) == (status, "overloaded")
+        assert (answer.status, (await answer.json())["error"]["type"]) == (status, kind)
         assert int(answer.headers["Retry-After"]) >= 1
     serve(scenario)
 
 
-@pytest.mark.parametrize(("error", "status"), [(GenerationFailed("broken"), 424), (TimedOut("too late"), 408)])
-def test_a_failure_is_told_by_its_status_or_within_the_stream(post, error, status):
+@pytest.mark.parametrize(("error", "status", "kind"), [
+    (GenerationFailed("broken"), 500, "server_error"), (TimedOut("too late"), 408, "timeout_error")])
+def test_a_failure_is_told_by_its_status_or_within_the_stream(post, error, status, kind):
     assert post(PATH, [FailedEvent(error)], messages=HELLO)[0] == status
     token, failure = streamed(post, [TokenEvent(97, "a", -1.0, False), FailedEvent(error)])
     assert token["choices"][0]["delta"]["content"] == "a"
-    assert failure["error"]["http_status_code"] == status
+    assert failure["error"]["type"] == kind
 
 
 def test_the_reader_of_a_cancelled_request_sees_that_the_end_is_missing(serve, caplog):

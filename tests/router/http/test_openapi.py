@@ -17,6 +17,15 @@ def test_every_reference_leads_somewhere(compat):
     assert names == set(described["components"]["schemas"])
 
 
+@pytest.mark.parametrize(("compat", "path", "error", "status"), [
+    ("none", "/v1/chat/completions", "ApiError", "400"), ("none", "/generate", "Error", "422"),
+    ("tgi", "/v1/chat/completions", "Error", "422"), ("lorax", "/v1/chat/completions", "Error", "422")])
+def test_an_error_is_described_as_its_route_has_it(compat, path, error, status):
+    answers = document(compat)["paths"][path]["post"]["responses"]
+    assert answers[status]["content"]["application/json"]["schema"] == {"$ref": f"#/components/schemas/{error}"}
+    assert ("422" in answers) == (status == "422")
+
+
 def test_every_operation_has_a_name_of_its_own():
     operations = [operation for path in DOCUMENT["paths"].values() for operation in path.values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations)

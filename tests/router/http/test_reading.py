@@ -83,7 +83,7 @@ def test_who_finds_no_room_at_all_is_refused(tmp_path):
     async def story(weft):
         stream = weft.submit("in the house", 3)
         async with ask(weft.http, MANY) as answer:
-            assert (answer.status, json.loads(await answer.read())["error_type"]) == (429, "overloaded")
+            assert (answer.status, json.loads(await answer.read())["error"]["code"]) == (429, "rate_limit_exceeded")
         weft.gate.open()
         stream.close()
         await weft.check_idle()
@@ -94,7 +94,7 @@ def test_who_finds_no_room_at_all_is_refused(tmp_path):
 def test_nothing_is_run_where_one_is_wrong(serve):
     async def scenario(client, engine):
         async with ask(client, [*MANY, ""]) as answer:
-            assert answer.status == 422
+            assert answer.status == 400
         assert engine.requests == []
     serve(scenario, embeddings=True)
 
@@ -103,7 +103,7 @@ def test_a_failure_ends_all(serve):
     """Those under way are left alone, and those behind them never come."""
     async def scenario(client, engine):
         async with ask(client, MANY) as answer:
-            assert (answer.status, json.loads(await answer.read())["error_type"]) == (500, "embedding_failure")
+            assert (answer.status, json.loads(await answer.read())["error"]["type"]) == (500, "server_error")
         assert len(engine.requests) == 4
         assert names(engine.left) == names(engine.requests[:3])
     serve(scenario, [], [], [], [FailedEvent(EmbeddingFailed("broken"))], config=SMALL, embeddings=True)
@@ -142,7 +142,7 @@ def test_those_behind_are_not_run_when_time_ran_out(serve, monkeypatch):
         for stream in engine.streams[:]:
             stream.put(ANSWERED[0])
         async with await asking as answer:
-            assert (answer.status, json.loads(await answer.read())["error_type"]) == (408, "timeout")
+            assert (answer.status, json.loads(await answer.read())["error"]["type"]) == (408, "timeout_error")
         assert len(engine.requests) == 4
     serve(scenario, [], [], [], [], config=SMALL, embeddings=True)
 

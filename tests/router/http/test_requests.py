@@ -86,7 +86,7 @@ def test_any_id_that_a_client_may_choose_can_be_asked_for(serve):
 def test_a_request_that_nobody_knows_is_not_found(serve):
     async def scenario(client, engine):
         answer = await client.get("/v1/requests/mine/explain")
-        assert (answer.status, (await answer.json())["error_type"]) == (404, "not_found")
+        assert (answer.status, (await answer.json())["error"]["type"]) == (404, "invalid_request_error")
     serve(scenario)
 
 
