@@ -1,9 +1,11 @@
-"""The wheel that `make dist` builds: what is in it, and whether weft serves where nothing else is installed."""
+"""The wheel that `make dist` builds, and the archive of its sources: what is in them, how large they are, and whether
+weft serves where nothing else is installed."""
 
 import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 from pathlib import Path
 from zipfile import ZipFile
@@ -14,6 +16,8 @@ from launched import serving
 from launcher.demo.corpus.voices import VOICES
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("router", "shard", "launcher", "benchmarks")
+MOST = 10_000_000  # bytes; the model that comes with weft takes eight million of them
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +51,43 @@ def test_the_wheel_has_the_model_its_voices_and_the_notices(wheel: Path) -> None
               for name in ("adapter_config.json", "adapter_model.safetensors")}
     assert model | voices <= names
     assert {Path(name).name for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
-    assert not [name for name in names if name.startswith("tests/")]
+
+
+def test_the_wheel_has_the_packages_and_nothing_that_was_measured(wheel: Path) -> None:
+    """It had 69 of 81 MB of records, which nothing reads when it runs."""
+    names = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    modules = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert modules <= names
+    assert {name.partition("/")[0] for name in names} == {*PACKAGES}
+    assert not [name for name in names if "/results/" in name]
+    assert {Path(name).suffix for name in names} == {
+        ".py", ".pyi", ".md", ".json", ".jinja", ".safetensors"}
+    assert wheel.stat().st_size <= MOST
+
+
+def test_the_archive_of_sources_has_no_records_either(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-P", "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path], cwd=ROOT,
+                   check=True, capture_output=True)
+    [archive] = tmp_path.glob("weft-*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    assert {"pyproject.toml", "router/config.py", "tests/test_dist.py", "launcher/demo/model/config.json"} <= names
+    assert not [name for name in names if name.startswith("benchmarks/results/")]
+    assert archive.stat().st_size <= MOST
+
+
+def test_benchmarks_run_from_the_wheel_and_keep_their_results_where_they_were_called(
+        wheel: Path, tmp_path: Path) -> None:
+    python = environment_with(wheel, tmp_path / "environment")
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    (here := tmp_path / "here").mkdir()
+    where = "from benchmarks.saved import RESULTS, save; save('loom', 'weft'); print(RESULTS)"
+    told = subprocess.run([python, "-P", "-c", where], cwd=here, check=True, capture_output=True, text=True)
+    assert told.stdout == "results\n"
+    assert [path.read_text() for path in (here / "results").iterdir()] == ["weft"]
+    for command in ("bench", "study"):
+        subprocess.run([python.with_name("weft"), command, "--help"], cwd=here, check=True, capture_output=True)
 
 
 def test_weft_serves_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
