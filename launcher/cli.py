@@ -33,7 +33,7 @@ from launcher.folder import server_folder
 from launcher.foreign.migrate import migrated
 from launcher.model import BOX, DEMO, Model, cached, find_model
 from launcher.plan import AdapterStore, make_plan
-from launcher.processes import Failed, bind, serve
+from launcher.processes import Failed, Misconfigured, bind, serve
 from launcher.programs import (
     adapters_app,
     bench_command,
@@ -84,6 +84,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, v
     missing = what_is_missing(launch.model_id, launch.revision, os.environ, client())
     check_readable(router.api_keys, "--api-keys")
     check_readable(router.tokenizer_config_path, "--tokenizer-config-path")
+    check_folder(launch.adapter_root, "--adapter-root")
     check_installed(launch.traces)
     shard = replace(shard, memory=str(machine_file(os.environ, version("weft"))))
     with bind(router.hostname, router.port) as listener:
@@ -145,12 +146,18 @@ def check_readable(path: str, flag: str) -> None:
         if path:
             os.close(os.open(path, os.O_RDONLY))
     except OSError as error:
-        raise Failed(f"cannot read {path} ({flag}): {error.strerror}") from error
+        raise Misconfigured(f"cannot read {path} ({flag}): {error.strerror}") from error
+
+
+def check_folder(path: str, flag: str) -> None:
+    if path and not os.path.isdir(path):
+        raise ValueError(f"there is no folder {path} ({flag})")
 
 
 def checked(folder: str) -> str:
     if len(os.fsencode(folder)) + len("/shard-00.sock") > LONGEST_SOCKET_PATH:
-        raise Failed(f"the name of the temporary folder {folder} is too long for sockets; set TMPDIR to a shorter one")
+        raise Misconfigured(
+            f"the name of the temporary folder {folder} is too long for sockets; set TMPDIR to a shorter one")
     return folder
 
 

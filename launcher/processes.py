@@ -32,6 +32,12 @@ class Failed(Exception):
     code = 1  # with which the launcher exits
 
 
+class Misconfigured(Failed):
+    """The server cannot start until a setting, the model or the machine is another: to start it again is in vain."""
+
+    code = 2
+
+
 class GaveUp(Failed):
     """The server cannot go on."""
 
@@ -99,6 +105,11 @@ class Process:
     def send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
+
+    def failure(self) -> Failed:
+        """Why the server cannot start without this child. One that gave a reason knows whether that will pass."""
+        is_lasting = self._cause and self.ended.result() == Misconfigured.code
+        return (Misconfigured if is_lasting else Failed)(self.how())
 
     def how(self) -> str:
         """How the child ended."""
@@ -221,7 +232,7 @@ class Server:
         """Wait as long as a replacement should wait; raise when there shall be none."""
         self._display.end()
         if not self._serving:
-            raise Failed(dead.how())
+            raise dead.failure()
         pause = deaths.pause(time.monotonic())
         if pause is None:
             raise GaveUp(f"{dead.how()}; that was death number {MOST} within {WINDOW / 60:.0f} minutes, giving up")
@@ -254,7 +265,8 @@ def bind(hostname: str, port: int) -> socket.socket:
         family, kind, _, _, address = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)[0]
         return bound(socket.socket(family, kind), address)
     except OSError as error:
-        raise Failed(f"cannot listen on {hostname}:{port} ({error.strerror}); choose another port with --port or "
+        failed = Misconfigured if isinstance(error, PermissionError) else Failed  # whoever has the port may leave it
+        raise failed(f"cannot listen on {hostname}:{port} ({error.strerror}); choose another port with --port or "
                      "another address with --hostname") from error
 
 

@@ -24,6 +24,7 @@ from router.adapters import Adapters
 from router.chat import ChatTemplate, plain_template
 from router.config import API_KEY, HUB_TOKEN, RouterConfig
 from router.engine import Engine
+from router.errors import CannotStartNow
 from router.health import LEAVING
 from router.http.app import create_app
 from router.http.dialect import About
@@ -176,7 +177,7 @@ async def serve(order: Order) -> int:
         running = await start(order)
     except (OSError, ValueError, ShardsLost) as error:
         tell(order.ready_fd, f"failed {error.told if isinstance(error, ShardsLost) else error}")
-        return 1
+        return exit_code(error)
     calm_collector()
     try:
         if await came_first(running.engine.crashed(), asked_to_stop()):
@@ -185,6 +186,13 @@ async def serve(order: Order) -> int:
     finally:
         await running.stop()
     return 0
+
+
+def exit_code(error: OSError | ValueError | ShardsLost) -> int:
+    """2 where every start would end like this one until a setting, the model or the machine is another, else 1."""
+    if isinstance(error, ShardsLost):
+        return 2 if error.refused else 1
+    return 1 if isinstance(error, OSError | CannotStartNow) and not isinstance(error, PermissionError) else 2
 
 
 async def came_first(first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]) -> bool:

@@ -27,7 +27,7 @@ from router.adapter import (
     version_of,
 )
 from router.config import RouterConfig
-from router.errors import AdapterFailed, AdapterMissing, InvalidRequest, Overloaded, TimedOut
+from router.errors import AdapterFailed, AdapterMissing, CannotStartNow, InvalidRequest, Overloaded, TimedOut
 from router.request import ADAPTER, Resource
 
 ACCESS_SECONDS = 60.0  # for which a token that was let in need not be shown again
@@ -174,15 +174,17 @@ class Adapters:
             self._static = await self._keep(config.adapter_id, Named(config.adapter_id, config.adapter_source), keep)
 
     async def _keep(self, alias: str, named: Named, keep: Load) -> Borrowed:
+        is_temporary = False
         try:
             self._ours.add(named := self.checked(named))
             entry = await self._fetched(named, "")
             borrowed = self._borrowed(named, entry, stays=True)
             reason = await keep(borrowed.resource)
         except (AdapterFailed, AdapterMissing, InvalidRequest) as error:
-            reason = str(error)
+            reason, is_temporary = str(error), isinstance(error, AdapterFailed) and error.is_temporary
         if reason:
-            raise ValueError(f"the adapter {named.name} cannot be served: {reason}")
+            raise (CannotStartNow if is_temporary else ValueError)(
+                f"the adapter {named.name} cannot be served: {reason}")
         self._aliases[alias] = named
         self._kept[entry.version.folder] = borrowed.resource
         return borrowed
@@ -274,7 +276,9 @@ class Adapters:
 
 def fail(name: str, answer: Mapping[str, Any]) -> NoReturn:
     kind, reason = answer.get("kind"), f"the adapter {name[:LONGEST_NAME]}: {answer['error']}"
-    raise (AdapterMissing if kind in {"missing", "forbidden"} else AdapterFailed)(reason)
+    if kind in {"missing", "forbidden"}:
+        raise AdapterMissing(reason)
+    raise AdapterFailed(reason, is_temporary=kind in {"unreachable", "no_room"})
 
 
 def digest_of(token: str) -> bytes:

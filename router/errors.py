@@ -14,6 +14,8 @@
     ├── TimedOut             the time that its client gave it ran out before it had a token
     └── Cancelled            the client left, or was too slow to read
 
+`CannotStartNow` is beside the tree: it is for whoever starts the server.
+
 The dialects give each a status and a shape; nobody below them knows either. A message about a field of the request
 begins with its name in backticks.
 """
@@ -65,7 +67,10 @@ class AdapterMissing(RequestError):
 
 
 class AdapterFailed(RequestError):
-    pass
+    def __init__(self, message: str, *, is_temporary: bool = False) -> None:
+        """`is_temporary`: nothing is known to be wrong with it, and another try may bring it."""
+        super().__init__(message)
+        self.is_temporary = is_temporary
 
 
 class NotReady(RequestError):
@@ -90,3 +95,7 @@ class TimedOut(RequestError):
 
 class Cancelled(RequestError):
     pass
+
+
+class CannotStartNow(ValueError):
+    """The server cannot start at the moment; another time it may, with the same settings, model and machine."""

@@ -20,6 +20,7 @@ LOSSES = {
     grpc.StatusCode.INVALID_ARGUMENT: Loss.DEFECT,
     grpc.StatusCode.ALREADY_EXISTS: Loss.DEFECT,
 }
+REFUSALS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
 BEGINNINGS = (pb.WarmupRequest, pb.ResetRequest)
 STEPS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
 IN_STEPS = Loss.STEP_ERROR, Loss.MEMORY
@@ -27,12 +28,14 @@ SEVERITY = [Loss.DEFECT, *IN_STEPS, Loss.DEATH]  # what follows a failure in its
 
 
 class ShardsLost(Exception):
-    def __init__(self, loss: Loss, reason: str, *, broken: bool = False, told: str = "") -> None:
-        """`broken`: the processes live, but cannot go on. `told` is what a shard itself gave as the reason."""
+    def __init__(self, loss: Loss, reason: str, *, broken: bool = False, told: str = "", refused: bool = False) -> None:
+        """`broken`: the processes live, but cannot go on. `told` is what a shard itself gave as the reason. `refused`:
+        what was asked of the shards at their warm-up does not go with their model, and never will."""
         super().__init__(reason)
         self.loss = loss
         self.broken = broken
         self.told = told or reason
+        self.refused = refused
 
 
 def worst(messages: list[Any], results: list[Outcome], world_size: int) -> ShardsLost | None:
@@ -61,4 +64,6 @@ def loss_of(trouble: Trouble, message: Any, world_size: int) -> ShardsLost:
         loss, broken = Loss.DEATH, True
     elif loss in IN_STEPS and not isinstance(message, STEPS):
         loss = Loss.DEFECT  # no sequence is to blame
-    return ShardsLost(loss, f"{trouble.code.name.lower()}: {trouble.reason}", broken=broken, told=trouble.reason)
+    refused = isinstance(message, pb.WarmupRequest) and trouble.code in REFUSALS
+    return ShardsLost(loss, f"{trouble.code.name.lower()}: {trouble.reason}", broken=broken, told=trouble.reason,
+                      refused=refused)

@@ -135,7 +135,7 @@ def read_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object")

@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 
 from router.chat import ChatTemplate, Conversation
 from router.config import RouterConfig
-from router.errors import InvalidRequest, Overloaded, TemplateFailed
+from router.errors import CannotStartNow, InvalidRequest, Overloaded, TemplateFailed
 from router.hashing import block_hashes
 from router.messages import ModelFacts
 from router.request import Wish
@@ -45,10 +45,11 @@ class Limits:
         fits = min(facts.max_positions, facts.num_blocks * facts.block_size - spare)
         total = config.max_total_tokens or fits
         if total > fits:
-            raise ValueError(f"--max-total-tokens is {total}, but model and cache can hold {fits} tokens; lower it")
+            raise CannotStartNow(f"--max-total-tokens is {total}, but model and cache can hold {fits} tokens; lower it")
         prompt = config.max_input_tokens or total - 1
         if prompt >= total:
-            raise ValueError(f"--max-input-tokens is {prompt}, it must be below --max-total-tokens ({total})")
+            kind = ValueError if total == facts.max_positions else CannotStartNow  # which has to do with memory
+            raise kind(f"--max-input-tokens is {prompt}, it must be below --max-total-tokens ({total})")
         return cls(max_input_tokens=prompt, max_total_tokens=total)
 
 

@@ -44,7 +44,7 @@ class Store:
             await process.stdin.drain()
             answered: Mapping[str, Any] = await answer
         except ConnectionError:
-            raise AdapterFailed(GONE) from None
+            raise AdapterFailed(GONE, is_temporary=True) from None
         else:
             return answered
         finally:
@@ -78,7 +78,7 @@ class Store:
             self._process = None
             for answer in self._asked.values():
                 if not answer.done():
-                    answer.set_exception(AdapterFailed(GONE))
+                    answer.set_exception(AdapterFailed(GONE, is_temporary=True))
             await end(process)
 
     def _hear(self, said: dict[str, Any]) -> None:

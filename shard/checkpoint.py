@@ -19,7 +19,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise ValueError(f"{folder} holds no model: there is no config.json")
     try:
         values = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no JSON object")

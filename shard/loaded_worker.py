@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from shard.batch import Ledger, Refused
 from shard.device import one_thread
 from shard.encoder_loading import LoadedEncoder
-from shard.errors import Exhausted
+from shard.errors import Exhausted, NoRoom
 from shard.loading import Loaded
 from shard.memory import within_memory
 from shard.pb import shard_pb2 as pb
@@ -88,5 +88,5 @@ class LoadedWorker(Generic[AnyLoaded]):
         try:
             return self._together(call)
         except Exhausted as error:
-            raise Refused(f"there is no memory for the largest step ({error}); lower {cures}--max-batch-prefill-tokens "
-                          "or --max-batch-size") from error
+            raise NoRoom(f"there is no memory for the largest step ({error}); lower {cures}--max-batch-prefill-tokens "
+                         "or --max-batch-size") from error

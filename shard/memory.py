@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import cuda
 
-from shard.errors import Exhausted
+from shard.errors import Exhausted, NoRoom
 from shard.system import ROOT, group_folders, read_figures
 
 Result = TypeVar("Result")
@@ -77,9 +77,9 @@ def check_weights(needed: int, available: Available, num_shards: int) -> None:
     of so many shards that share what is available."""
     if needed > available.bytes:
         shards = f" of {num_shards} shards" if num_shards > 1 else ""
-        raise ValueError(f"there is no room for the weights: those{shards} take {gib(needed)}, and there are "
-                         f"{gib(available.bytes)} {available.source}; free memory, choose a smaller --dtype or a "
-                         "smaller model")
+        raise NoRoom(f"there is no room for the weights: those{shards} take {gib(needed)}, and there are "
+                     f"{gib(available.bytes)} {available.source}; free memory, choose a smaller --dtype or a "
+                     "smaller model")
 
 
 def num_fitting(room: Room, block_bytes: int, num_spare: int) -> int:
@@ -89,9 +89,9 @@ def num_fitting(room: Room, block_bytes: int, num_spare: int) -> int:
 
 def check_fitting(count: int, room: Room, block_bytes: int, num_spare: int) -> None:
     if count < 1:
-        raise ValueError(f"there is no room for a cache: {num_spare + 1} blocks of {block_bytes} bytes are the least, "
-                         f"and there are {gib(room.bytes)} ({room.why}); raise --memory-fraction, free memory, or "
-                         f"choose more shards or a smaller model")
+        raise NoRoom(f"there is no room for a cache: {num_spare + 1} blocks of {block_bytes} bytes are the least, "
+                     f"and there are {gib(room.bytes)} ({room.why}); raise --memory-fraction, free memory, or "
+                     f"choose more shards or a smaller model")
 
 
 def reason(num_blocks: int, num_fitting: int, num_useful: int, room: Room) -> str:

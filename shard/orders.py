@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from shard.errors import Exhausted, Malformed, Refused
+from shard.errors import Exhausted, Malformed, NoRoom, Refused
 from shard.later import Later
 from shard.pb import shard_pb2 as pb
 
@@ -212,6 +212,8 @@ def attempt(call: Callable[[], Answer]) -> Answer | Trouble:
         return call()
     except Malformed as error:
         return Trouble(Code.INVALID_ARGUMENT, str(error))
+    except NoRoom as error:
+        return Trouble(Code.RESOURCE_EXHAUSTED, str(error))
     except Refused as error:
         return Trouble(Code.FAILED_PRECONDITION, str(error))
     except Exhausted as error:

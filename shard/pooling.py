@@ -88,7 +88,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def read_json(path: Path, kind: type) -> Any:
     try:
         found = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, kind):
         raise ValueError(f"{path} must hold a JSON {'object' if kind is dict else 'list'}")

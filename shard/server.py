@@ -23,6 +23,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shard.config import ShardConfig
+from shard.errors import NoRoom
 from shard.logs import start_logging
 from shard.pb import shard_pb2_grpc
 from shard.progress import LOAD, WARM_UP, Lines, OnProgress, telling, untold
@@ -113,7 +114,7 @@ async def serve(config: ShardConfig) -> int:
             sender = make_sender(config.traces, f"shard {config.rank}", log.debug)  # the router tells of the same
         except (ValueError, OSError) as error:
             fail(config.ready_fd, str(error))
-            return 1
+            return exit_code(error)
         await keep(config, worker, compute, stop, on_progress, sender=sender)
         if sender is not None:
             await asyncio.to_thread(sender.close)
@@ -185,6 +186,11 @@ def calm_collector() -> None:
     """What is there now stays for good and need not be looked through again."""
     gc.collect()
     gc.freeze()
+
+
+def exit_code(error: ValueError | OSError) -> int:
+    """2 where every start would end like this one until a setting, the model or the machine is another, else 1."""
+    return 1 if isinstance(error, OSError | NoRoom) and not isinstance(error, PermissionError) else 2
 
 
 def fail(descriptor: int, why: str) -> None:

@@ -14,6 +14,7 @@ from shard.answer import PromptPart, Said, write_prompts, write_rows, write_vect
 from shard.batch import Refused, Step, asked_blocks
 from shard.cache import NUM_SPARE, Cache
 from shard.config import ShardConfig
+from shard.errors import NoRoom
 from shard.later import Later
 from shard.loaded_worker import LoadedWorker
 from shard.loading import Loaded, load
@@ -57,6 +58,8 @@ class ModelWorker(LoadedWorker[Loaded]):
             num_blocks, why = self._fitting_blocks(request)
             adapter_bytes = self._loaded.adapter_room()
             cache, answer = self._rehearsed(partial(self._measure, request, num_blocks), "--memory-fraction, ")
+        except NoRoom:
+            raise
         except ValueError as error:  # no step that failed: whoever asks reads the reason and no trace
             raise Refused(str(error)) from error
         answer.cache_bytes, answer.why = cache.num_blocks * self._loaded.block_bytes(request.block_size), why
@@ -83,7 +86,7 @@ class ModelWorker(LoadedWorker[Loaded]):
         least = loaded.group.minimum(fitting)  # asked before anybody complains: the others would wait for ever
         check_fitting(fitting, room, block_bytes, NUM_SPARE)
         if least < 1:
-            raise ValueError("another shard has no room for a cache")
+            raise NoRoom("another shard has no room for a cache")
         useful = request.max_batch_size * -(-self._longest(request) // size)
         num_blocks = asked_blocks(request, min(least, useful))
         why = reason(num_blocks, fitting, useful, room)

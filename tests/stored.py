@@ -27,6 +27,8 @@ class Store:
         name = question["name"]
         if name == "broken":
             return {"error": "it has no end", "kind": "invalid"}
+        if name == "away":
+            return {"error": "the Hub does not answer", "kind": "unreachable"}
         if name not in self.digests or not self._may(question):
             return {"error": f"there is no {name}", "kind": "missing"}
         return version(self.digests[name]) | {"private": name == "secret"}

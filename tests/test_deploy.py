@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from launcher.cli import EXAMINED
-from launcher.processes import MARGIN
+from launcher.processes import MARGIN, Failed, GaveUp, Misconfigured
 from launcher.settings import GROUPS
 
 TEXT = (Path(__file__).parents[1] / "docs/deploy.md").read_text()
@@ -60,6 +60,11 @@ def test_systemd_waits_until_all_have_ended() -> None:
     timeout = value(unit()["ExecStart"].split(), "--shutdown-timeout")
     assert float(unit()["TimeoutStopSec"]) >= timeout + 2 * MARGIN
     assert unit()["KillMode"] == "mixed"
+
+
+def test_systemd_starts_again_only_what_may_be_better_another_time() -> None:
+    assert (unit()["Restart"], unit()["RestartPreventExitStatus"]) == ("on-failure", str(Misconfigured.code))
+    assert {Failed.code, GaveUp.code} & {0, Misconfigured.code} == set()
 
 
 def test_kubernetes_waits_until_all_have_ended() -> None:

@@ -67,7 +67,7 @@ def object_of(arguments: object) -> object:
         return arguments
     try:
         found = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     return found if isinstance(found, dict) else arguments
 

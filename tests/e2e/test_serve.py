@@ -50,7 +50,7 @@ def test_keys_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_text('{"sk-secret-two": {"tenant": "a", "wieght": 3}}')
     ended = subprocess.run([WEFT, "serve", SIMULATED, "--port", "0", "--api-keys", "keys.json"], cwd=tmp_path,
                            capture_output=True, text=True, check=False)
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert ended.stderr.startswith("weft: router: keys.json: key sk-s…: `wieght` is no setting; ")
     assert ended.stderr.count("\n") == 1
 

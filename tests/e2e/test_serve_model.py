@@ -101,7 +101,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line(model: Path, tmp_path: Path) 
     (folder / "config.json").write_text('{"architectures": ["LoomForCausalLM"], "model_type": "loom"}')
     ended = subprocess.run([WEFT, "serve", folder, "--port", "0"], cwd=tmp_path, capture_output=True, text=True,
                            check=False)
-    assert ended.returncode == 1
+    assert ended.returncode == 2
     assert ended.stderr.startswith("weft: shard 0: ")
     assert "loom" in ended.stderr.lower()
     assert ended.stderr.count("\n") == 1

@@ -1,10 +1,16 @@
-"""A server that cannot start ends at once with one line that names the cause and the flag. Nothing is left behind."""
+"""A server that cannot start ends at once with one line that names the cause and the flag. Nothing is left behind.
 
+Its exit code says whether to start it again makes sense: 2 where it would end the same until a flag, the model or the
+machine is changed, 1 where memory, a port or a network may be there the next time.
+"""
+
+import json
 import os
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import tiny_checkpoint
@@ -42,12 +48,20 @@ def started(*arguments: str | Path, cwd: Path, **variables: str) -> tuple[int, l
     (("--max-batch-prefill-tokens", "40", "--block-size", "32"), 2,
      "weft: --max-batch-prefill-tokens must be at least two blocks (64), got 40"),
     (("./no-model",), 2, "weft: there is no folder ./no-model"),
+    (("--adapter-root", "./none"), 2, "weft: there is no folder ./none (--adapter-root)"),
     (("--hostname", "192.0.2.1"), 1, "weft: cannot listen on 192.0.2.1:0 (Cannot assign requested address); choose "
                                      "another port with --port or another address with --hostname"),
-    (("--api-keys", "none.json"), 1, "weft: cannot read none.json (--api-keys): No such file or directory"),
-    ((SIMULATED, "--api-keys", "."), 1, "weft: router: cannot read . (--api-keys): Is a directory"),
-    ((SIMULATED, "--max-total-tokens", "99999"), 1,
+    (("--api-keys", "none.json"), 2, "weft: cannot read none.json (--api-keys): No such file or directory"),
+    ((SIMULATED, "--api-keys", "."), 2, "weft: router: cannot read . (--api-keys): Is a directory"),
+    ((SIMULATED, "--max-total-tokens", "99999"), 2,
      "weft: router: --max-total-tokens must be at most 16384, which is what the model holds, got 99999"),
+    ((SIMULATED, "--simulated-num-blocks", "10", "--max-total-tokens", "999"), 1,
+     "weft: router: --max-total-tokens is 999, but model and cache can hold 160 tokens; lower it"),
+    ((SIMULATED, "--no-simulated-adapters", "--adapter-id", "org/a"), 2,
+     "weft: router: this model takes no adapters; leave out --adapter-id and --preloaded-adapter-ids"),
+    ((SIMULATED, "--adapter-root", ".", "--adapter-source", "local", "--adapter-id", "a"), 2,
+     "weft: router: the adapter a cannot be served: the adapter a: there is no adapter 'a' below the folder of "
+     "--adapter-root"),
 ])
 def test_a_mistake_is_one_line_with_cause_and_flag(
         tmp_path: Path, arguments: tuple[str, ...], code: int, line: str) -> None:
@@ -67,10 +81,22 @@ def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 100)
 
 
+def changed(**values: Any) -> Callable[[Path], None]:
+    """What writes these values into a JSON file."""
+    def write(path: Path) -> None:
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return write
+
+
 @pytest.mark.parametrize(("name", "damage", "words"), [
     ("config.json", lambda path: path.write_text("{"), "config.json is not JSON"),
+    ("config.json", changed(architectures=["LoomForCausalLM"], model_type="loom"), "architecture LoomForCausalLM"),
+    ("config.json", changed(quantization_config={"quant_method": "loom"}), "quantised as loom are not supported"),
+    ("config.json", Path.unlink, "has no config.json"),
     ("model.safetensors", cut, "is the download complete?"),
+    ("model.safetensors", lambda path: path.rename(path.with_name("pytorch_model.bin")), "*.safetensors"),
     ("tokenizer.json", lambda path: path.write_text("{"), "tokenizer.json holds no tokenizer that can be read"),
+    ("tokenizer.json", Path.unlink, "has no tokenizer.json"),
 ])
 def test_a_model_that_is_damaged_is_one_line_that_names_the_file(
         model: Path, tmp_path: Path, name: str, damage: Callable[[Path], None], words: str) -> None:
@@ -78,9 +104,28 @@ def test_a_model_that_is_damaged_is_one_line_that_names_the_file(
         (tmp_path / path.name).write_bytes(path.read_bytes())
     damage(tmp_path / name)
     code, lines = started(tmp_path, cwd=tmp_path)
-    assert (code, len(lines)) == (1, 1)
-    assert name in lines[0]
+    assert (code, len(lines)) == (2, 1)
     assert words in lines[0]
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("--num-shard", "3"), "3 shards cannot share 4 attention heads with 2 key/value heads; choose a --num-shard"),
+    (("--device", "cuda"), "--device cuda needs a GPU that torch can use, there is none; use --device cpu"),
+])
+def test_settings_that_the_model_or_the_machine_does_not_fit_are_one_line(
+        model: Path, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    """Restart=on-failure brought them back for ever, every time with the same line."""
+    code, lines = started(model, *arguments, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert (code, len(lines)) == (2, 1)
+    assert words in lines[0]
+
+
+def test_an_adapter_that_the_hub_does_not_send_now_may_come_another_time(tmp_path: Path) -> None:
+    arguments = ("--adapter-id", "org/a", "--adapter-source", "hub")
+    code, lines = started(SIMULATED, *arguments, cwd=tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="",
+                          HF_HOME=str(tmp_path))
+    assert code == 1
+    assert "cannot reach the Hub" in lines[-1]
 
 
 def test_a_cache_that_does_not_fit_is_one_line_that_names_the_flag(model: Path, tmp_path: Path) -> None:

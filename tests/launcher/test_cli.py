@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher import cli, programs
-from launcher.processes import Failed, GaveUp
+from launcher.processes import Failed, GaveUp, Misconfigured
 from router.messages import ModelFacts
 from router.policy import Policy, without_effect
 
@@ -141,7 +141,7 @@ def test_a_folder_too_long_for_sockets_is_one_line(
     (folder := tmp_path / ("x" * 90)).mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     code, _, errors = weft("serve", "--port", "0")
-    assert code == 1
+    assert code == 2
     assert errors.endswith("is too long for sockets; set TMPDIR to a shorter one\n")
 
 
@@ -155,7 +155,7 @@ def test_a_full_disk_is_one_line(weft: Callable[..., Any], monkeypatch: pytest.M
 
 def test_a_file_of_keys_that_is_not_there_is_told_before_anything_starts(weft: Callable[..., Any]) -> None:
     code, _, errors = weft("serve", "--port", "0", "--api-keys", "/no/keys.json")
-    assert (code, errors) == (1, "weft: cannot read /no/keys.json (--api-keys): No such file or directory\n")
+    assert (code, errors) == (2, "weft: cannot read /no/keys.json (--api-keys): No such file or directory\n")
 
 
 def test_so_is_a_chat_template_that_is_not_there(weft: Callable[..., Any]) -> None:
@@ -170,8 +170,9 @@ def test_traces_without_what_sends_them_are_told_at_once_with_the_cure(
         2, "", "weft: --otlp-endpoint needs packages that are not installed: pip install 'weft[otel]'\n")
 
 
-@pytest.mark.parametrize(("failed", "code"), [(Failed("no room"), 1), (GaveUp("no room"), 70)])
-def test_the_exit_code_tells_a_server_that_cannot_start_from_one_that_cannot_go_on(
+@pytest.mark.parametrize(("failed", "code"), [
+    (Failed("no room"), 1), (Misconfigured("no room"), 2), (GaveUp("no room"), 70)])
+def test_the_exit_code_tells_who_may_be_started_again(
         weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, failed: Failed, code: int) -> None:
     async def serve(*_: Any) -> None:
         raise failed

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.plan import Child, Plan
-from launcher.processes import Failed, GaveUp, Process, Server, bind, end_all
+from launcher.processes import Failed, GaveUp, Misconfigured, Process, Server, bind, end_all
 from launcher.progress import Display
 
 START = "import json, os, signal, sys; told = json.loads(sys.argv[1]); "
@@ -212,6 +212,31 @@ def test_who_cannot_start_says_why_and_that_is_all(serving: Callable[..., None],
             await served.keep
         assert not served.ready.is_set()
     serving(story, **{part: START + "os.write(told['ready_fd'], b'failed no more room\\n')"})
+
+
+@pytest.mark.parametrize("part", ["shard", "router"])
+@pytest.mark.parametrize(("program", "kind"), [
+    (START + "os.write(told['ready_fd'], b'failed no such flag\\n'); sys.exit(2)", Misconfigured),
+    (START + "os.write(told['ready_fd'], b'failed no more room\\n'); sys.exit(1)", Failed),
+    (START + "sys.exit(2)", Failed)])
+def test_who_gives_a_reason_says_by_its_exit_code_whether_that_will_pass(
+        serving: Callable[..., None], part: str, program: str, kind: type[Failed]) -> None:
+    """An exit code alone may come from anything, such as a Python that is broken."""
+    async def story(served: Served) -> None:
+        with pytest.raises(Failed) as failed:
+            await served.keep
+        assert failed.type is kind
+    serving(story, **{part: program})
+
+
+def test_a_port_that_nobody_may_have_is_not_one_that_somebody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("launcher.processes.bound", refused)
+    monkeypatch.setattr("socket.socket", lambda *_: None)
+    with pytest.raises(Misconfigured, match=r"cannot listen on 127\.0\.0\.1:80 \(Permission denied\)"):
+        bind("127.0.0.1", 80)
 
 
 def test_a_shard_that_cannot_start_is_noticed_while_another_waits_for_it(serving: Callable[..., None]) -> None:

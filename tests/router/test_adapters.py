@@ -12,7 +12,15 @@ from router import adapters
 from router.adapter import Borrowed, Merged, Named
 from router.adapters import Adapters
 from router.config import RouterConfig
-from router.errors import AdapterFailed, AdapterMissing, InvalidRequest, Overloaded, RequestError, TimedOut
+from router.errors import (
+    AdapterFailed,
+    AdapterMissing,
+    CannotStartNow,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    TimedOut,
+)
 from router.meeting import Meeting
 from router.messages import ModelFacts
 from router.request import Resource
@@ -144,11 +152,16 @@ def test_what_whoever_runs_the_server_has_named_is_for_everybody() -> None:
     play(story, preloaded_adapter_ids=("mine=secret",), preloaded_adapter_source="local", adapter_id="a")
 
 
-def test_an_adapter_that_should_stay_and_cannot_ends_the_start() -> None:
+@pytest.mark.parametrize(("name", "kind", "reason"), [
+    ("broken", ValueError, "it has no end"), ("nobody", ValueError, "there is no nobody"),
+    ("away", CannotStartNow, "the Hub does not answer")])
+def test_an_adapter_that_should_stay_and_cannot_ends_the_start(name: str, kind: type[ValueError], reason: str) -> None:
+    """The kind tells what may be better another time."""
     async def story(house: House) -> None:
-        with pytest.raises(ValueError, match=r"the adapter broken cannot be served: .*it has no end"):
+        with pytest.raises(ValueError, match=f"the adapter {name} cannot be served: .*{reason}") as error:
             await house.preload()
-    play(story, preloaded_adapter_ids=("broken",))
+        assert error.type is kind
+    play(story, preloaded_adapter_ids=(name,))
 
 
 @pytest.mark.parametrize("name", ["", "x" * 513, "a\0b", "a\nb"])

@@ -29,3 +29,11 @@ def test_of_several_failures_the_first_cause_is_told():
 
 def test_nothing_is_lost_where_every_rank_gave_the_answer_that_belongs_to_each_message():
     assert worst([pb.FilterRequest(), pb.DecodeRequest()], 2 * [pb.Acknowledgement(), pb.StepAnswer()], 2) is None
+
+
+@pytest.mark.parametrize(("code", "message", "refused"), [
+    (Code.INVALID_ARGUMENT, pb.WarmupRequest(), True), (Code.FAILED_PRECONDITION, pb.WarmupRequest(), True),
+    (Code.RESOURCE_EXHAUSTED, pb.WarmupRequest(), False), (Code.INTERNAL, pb.WarmupRequest(), False),
+    (Code.FAILED_PRECONDITION, pb.DecodeRequest(), False)])
+def test_a_warm_up_that_is_refused_would_be_refused_again_but_for_want_of_memory(code, message, refused):
+    assert loss_of(Trouble(code, "no"), message, 1).refused is refused

@@ -2,8 +2,13 @@
 
 import asyncio
 
-from router.__main__ import came_first, served
+import pytest
+
+from router.__main__ import came_first, exit_code, served
+from router.errors import CannotStartNow
+from router.losses import ShardsLost
 from router.messages import ModelFacts
+from router.trials import Loss
 
 
 def test_with_the_port_it_tells_what_is_served() -> None:
@@ -23,3 +28,12 @@ def test_whoever_is_over_first_ends_the_wait_and_the_other_is_given_up():
 def test_of_a_model_that_generates_nothing_it_tells_what_it_does_instead() -> None:
     facts = ModelFacts("m", "cpu", "float32", 512, 160, 16, 100, generation=False, classification=True)
     assert served(facts)["instead_of_text"] == "labels"
+
+
+@pytest.mark.parametrize(("error", "code"), [
+    (ValueError("tokenizer.json is damaged"), 2), (PermissionError(13, "Permission denied"), 2),
+    (ShardsLost(Loss.DEFECT, "--max-total-tokens must be at most 5", refused=True), 2),
+    (ShardsLost(Loss.DEFECT, "there is no room for a cache"), 1), (CannotStartNow("the Hub does not answer"), 1),
+    (OSError(98, "Address already in use"), 1)])
+def test_the_exit_code_says_whether_to_start_again_makes_sense(error, code):
+    assert exit_code(error) == code

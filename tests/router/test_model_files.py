@@ -59,6 +59,7 @@ def test_end_tokens_are_those_of_the_first_file_that_names_any(folder, files, to
 @pytest.mark.parametrize(("files", "message"), [
     ({"tokenizer": "{}"}, "/tokenizer.json holds no tokenizer that can be read: "),
     ({"generation_config": "{"}, "/generation_config.json is no JSON: "),
+    ({"generation_config": "[" * 100_000}, "/generation_config.json is no JSON: "),
     ({"generation_config": [2]}, "/generation_config.json must hold a JSON object"),
     ({"generation_config": {"eos_token_id": "2"}}, '/generation_config.json must be .*number.*, got "2"'),
     ({"generation_config": {"eos_token_id": [True]}}, r"/generation_config.json must be .*, got \[true\]"),

@@ -9,7 +9,7 @@ import pytest
 
 from router.chat import ChatTemplate, Conversation
 from router.config import RouterConfig
-from router.errors import InvalidRequest, Overloaded, TemplateFailed
+from router.errors import CannotStartNow, InvalidRequest, Overloaded, TemplateFailed
 from router.hashing import block_hashes
 from router.messages import ModelFacts
 from router.prompts import SHORT_PROMPT, Limits, Prompt, Prompts, Text
@@ -49,6 +49,13 @@ def test_configured_limits_hold():
 def test_limits_beyond_what_fits_are_refused_at_the_start(setting, flag):
     with pytest.raises(ValueError, match=flag):
         Limits.of(RouterConfig(**setting), FACTS)
+
+
+@pytest.mark.parametrize(("num_blocks", "kind"), [(100, CannotStartNow), (200, ValueError)])
+def test_a_limit_that_the_cache_cannot_hold_now_may_fit_where_more_memory_is_free(num_blocks, kind):
+    with pytest.raises(ValueError, match="--max-input-tokens is 2048") as error:
+        Limits.of(RouterConfig(max_input_tokens=2048), replace(FACTS, num_blocks=num_blocks))
+    assert error.type is kind
 
 
 def test_steps_that_may_yield_several_tokens_leave_fewer_places():

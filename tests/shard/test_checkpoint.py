@@ -25,7 +25,9 @@ def read(**changes: Any) -> ModelConfig:
     return describe_model(Given(LLAMA | changes, "config.json"))
 
 
-@pytest.mark.parametrize(("text", "complaint"), [(None, "there is no config.json"), ("{", "is not JSON")])
+@pytest.mark.parametrize(("text", "complaint"), [
+    (None, "there is no config.json"), ("{", "is not JSON"), ("[" * 100_000, "is not JSON"),
+    ("[]", "is no JSON object")])
 def test_a_folder_without_a_config_holds_no_model(tmp_path: Path, text: str | None, complaint: str) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)

@@ -8,7 +8,7 @@ import torch
 
 from shard.batch import Refused
 from shard.distributed import Alone
-from shard.errors import Exhausted
+from shard.errors import Exhausted, NoRoom
 from shard.loaded_worker import LoadedWorker
 from shard.pb import shard_pb2 as pb
 from shard.sequence import Limits
@@ -108,5 +108,5 @@ def test_a_step_that_finds_no_memory_is_told_as_that() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     with pytest.raises(Exhausted, match=r"2.00 GiB"):
         made()._together(fail)
-    with pytest.raises(Refused, match=r"for the largest step \(CUDA out of memory.*lower --max-batch-prefill-tokens"):
+    with pytest.raises(NoRoom, match=r"for the largest step \(CUDA out of memory.*lower --max-batch-prefill-tokens"):
         made()._rehearsed(fail)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shard.errors import Exhausted
+from shard.errors import Exhausted, NoRoom
 from shard.memory import (
     Available,
     Room,
@@ -137,13 +137,13 @@ def test_blocks_and_spare_ones_fill_the_room(size: int, block_bytes: int, num_sp
 
 
 def test_no_room_for_a_block_is_an_error_that_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r"3 blocks of 1000 bytes are the least, .* \(why\); raise --memory-f"):
+    with pytest.raises(NoRoom, match=r"3 blocks of 1000 bytes are the least, .* \(why\); raise --memory-f"):
         check_fitting(num_fitting(Room(2999, "why"), 1000, 2), Room(2999, "why"), 1000, 2)
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read() -> None:
     check_weights(20 * GIB, HOST, 1)
-    with pytest.raises(ValueError, match=r"those of 2 shards take 21.00 GiB, and there are 20.00 GiB that the system"):
+    with pytest.raises(NoRoom, match=r"those of 2 shards take 21.00 GiB, and there are 20.00 GiB that the system"):
         check_weights(21 * GIB, HOST, 2)
 
 

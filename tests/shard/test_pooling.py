@@ -78,7 +78,8 @@ def test_what_is_not_done_here_is_refused(tmp_path: Path, written: dict[str, Any
 
 
 @pytest.mark.parametrize(("text", "complaint"), [
-    ("{", "is not JSON"), ("{}", "must hold a JSON list"), ("[1]", "a module must be an object, got 1")])
+    ("{", "is not JSON"), ("[" * 100_000, "is not JSON"), ("{}", "must hold a JSON list"),
+    ("[1]", "a module must be an object, got 1")])
 def test_a_broken_file_is_named(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "modules.json").write_text(text)
     with pytest.raises(ValueError, match=f"modules.json:? {complaint}"):

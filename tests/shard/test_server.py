@@ -16,9 +16,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shard.config import ShardConfig
+from shard.errors import NoRoom
 from shard.pb import shard_pb2 as pb
 from shard.pb.shard_pb2_grpc import ShardStub
-from shard.server import OPTIONS, Presence, end_within, imported, listening, spin_shortly, watch_parent
+from shard.server import OPTIONS, Presence, end_within, exit_code, imported, listening, spin_shortly, watch_parent
 from shard.service import ShardService
 from shard.simulated import SimulatedWorker
 from tests.shard.messages import WARMUP
@@ -128,7 +129,7 @@ def test_a_shard_that_loads_leaves_when_its_parent_is_gone(loading: Loading) -> 
 def test_a_model_that_cannot_be_loaded_is_one_line_for_the_parent(loading: Loading) -> None:
     loading.finish("there is\nno such model")
     assert loading.ready.readlines()[-1] == "failed there is no such model\n"
-    assert loading.child.wait() == 1
+    assert loading.child.wait() == 2
     assert loading.child.stderr.read() == ""
 
 
@@ -137,7 +138,14 @@ def test_without_a_parent_it_is_one_line_on_stderr(tmp_path: Path) -> None:
     (tmp_path / "model").write_text("there is no such model")
     config = json.dumps({"socket": f"unix:{tmp_path}/shard", "model": f"{tmp_path}/model"})
     shard = subprocess.run([sys.executable, "-P", "-c", LOADER, config], capture_output=True, text=True, check=False)
-    assert (shard.returncode, shard.stderr) == (1, "weft: there is no such model\n")
+    assert (shard.returncode, shard.stderr) == (2, "weft: there is no such model\n")
+
+
+@pytest.mark.parametrize(("error", "code"), [
+    (ValueError("no such architecture"), 2), (PermissionError(13, "Permission denied"), 2),
+    (NoRoom("the weights take 3 GiB"), 1), (OSError(5, "Input/output error"), 1)])
+def test_the_exit_code_says_whether_to_start_again_makes_sense(error: ValueError | OSError, code: int) -> None:
+    assert exit_code(error) == code
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.errors import InvalidRequest, ToolsFailed
-from router.http.toolbox import Function, NamedTool, Tool, dictated, offered
+from router.http.toolbox import Function, NamedTool, Tool, dictated, object_of, offered
 
 PAINT = {"type": "object", "properties": {"colour": {"$ref": "#/$defs/colour"}}, "$defs": {"colour": {"enum": ["red"]}}}
 
@@ -55,3 +55,9 @@ def test_what_is_no_schema_is_told_by_its_place() -> None:
 def test_of_long_names_only_the_beginning_is_told() -> None:
     with pytest.raises(ToolsFailed, match=r"x{100}\), got y{100}$"):
         offered([tool("x" * 5000)], "y" * 5000)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000, '{"a":' * 100_000])
+def test_arguments_that_are_no_object_stay_the_text_they_are(text: str) -> None:
+    """Those that are nested without end were a fault of the server."""
+    assert object_of(text) == text
