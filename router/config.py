@@ -121,7 +121,7 @@ class RouterConfig:
         2000.0, "For how long a waiting request may be passed over by later ones whose prompts are cached.", low=0)
     look_ahead: int = setting(2, "Steps that may be on their way to the shards at once.", low=1, high=2)
     block_size: int = setting(16, "Token places in a cache block, a multiple of 16.", low=16)
-    payload_limit: int = setting(2_000_000, "Most bytes in the body of a request.", low=1)
+    payload_limit: int = setting(2_000_000, "Most bytes in the body of a request, compressed and decompressed.", low=1)
     tokenizer_config_path: str = setting(
         "", "File like tokenizer_config.json whose `chat_template` is used instead of the model's own.")
     slow_client_buffer: int = setting(

@@ -150,7 +150,8 @@ def lorax_told(request: web.Request, error: Exception) -> Told:
 
 
 def too_large(request: web.Request) -> str:
-    return f"the body must have at most {request.client_max_size - 1} bytes (--payload-limit)"
+    once = " once decompressed" if "Content-Encoding" in request.headers else ""
+    return f"the body must have at most {request.client_max_size - 1} bytes{once} (--payload-limit)"
 
 
 def cut_off(request: web.Request) -> web.Response:

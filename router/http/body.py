@@ -1,5 +1,5 @@
-"""The JSON body of a request as a checked object, and an object as the body of an answer. Knows nothing of what fields
-mean."""
+"""The JSON body of a request as a checked object, and an object as the body of an answer. The only place that reads
+bodies. Knows nothing of what fields mean."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,9 +8,12 @@ from typing import Annotated, Any, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from router.http.content_encoding import IDENTITY, decompress, encoding_of
+
 Unsigned = Annotated[int, Field(ge=0, lt=2**64)]
 Unsigned32 = Annotated[int, Field(ge=0, lt=2**32)]
 Integer32 = Annotated[int, Field(ge=-2**31, lt=2**31)]
+CONTENT = web.RequestKey("content", bytes)  # decompressed
 
 
 class Foreign(BaseModel):
@@ -30,14 +33,26 @@ async def read_body(request: web.Request, shape: type[F]) -> F:
 
 async def read_untyped(request: web.Request, shape: type[F]) -> F:
     """Whatever it says that its body is."""
-    try:
-        content = await request.read()
-    except web.RequestPayloadError:
-        raise web.HTTPBadRequest(text="the body ends or is framed wrongly") from None
+    content = await read_content(request)
     try:
         return shape.model_validate_json(content)
     except ValidationError as error:
         raise malformed(error) from None
+
+
+async def read_content(request: web.Request) -> bytes:
+    """Return the body, decompressed. Raises the HTTP errors 415, 413 and 400."""
+    encoding, limit = encoding_of(request), request.client_max_size - 1
+    if CONTENT in request:
+        return request[CONTENT]
+    try:
+        content = await request.read()
+    except web.RequestPayloadError:
+        raise web.HTTPBadRequest(text="the body ends or is framed wrongly") from None
+    if len(content) > limit:
+        raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=len(content))
+    request[CONTENT] = content if encoding == IDENTITY else await decompress(content, encoding, limit)
+    return request[CONTENT]
 
 
 def json_answer(told: object, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -48,8 +63,6 @@ def check_media_type(request: web.Request) -> None:
     kind = request.content_type
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise web.HTTPUnsupportedMediaType(text="the body must be sent with Content-Type: application/json")
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise web.HTTPUnsupportedMediaType(text="the body must be sent without Content-Encoding")
 
 
 class WrongShape(web.HTTPUnprocessableEntity):

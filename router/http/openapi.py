@@ -28,7 +28,7 @@ REFUSALS = {
     "408": "Its time ran out before it had a token.",
     "409": "It stays as it is.",
     "413": "The body is too long.",
-    "415": "The body is not sent as JSON.",
+    "415": "The body is not sent as JSON, or in an encoding that is not taken.",
     "422": "Something in it is not as it must be.",
     "424": "It failed while it was generated.",
     "429": "There is no room for it now.",

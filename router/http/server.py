@@ -5,13 +5,17 @@ Knows no route and no request.
 
 import logging
 import socket
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 SECONDS_TO_WRITE = 2.0  # for an answer that is complete and only has to reach its client
+SECONDS_TO_DRAIN = 2.0  # for the rest of a body that nobody reads: a client may have to send it before it reads why
 BACKLOG = 1024
+# How aiohttp deals with bodies. What is compressed stays so until whoever sent it is let in.
+PROTOCOL: dict[str, Any] = {"auto_decompress": False, "lingering_time": SECONDS_TO_DRAIN}
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +28,8 @@ class Server:
         logger.addFilter(is_ours)
         # A client that leaves cancels its handler: leaving is cancelling.
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=SECONDS_TO_WRITE, logger=logger)
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=SECONDS_TO_WRITE, logger=logger,
+            **PROTOCOL)
 
     async def open(self, listener: socket.socket) -> int:
         """Answer whoever comes to this socket, which stays its owner's; returns the port."""
@@ -40,8 +45,9 @@ class Server:
 
     @web.middleware
     async def _close_after(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """After an answer to a body that was not read to its end, too: that may be of any length."""
         answer = await handler(request)
-        if self._answers_once:
+        if self._answers_once or not request.content.is_eof():
             answer.force_close()
         return answer
 

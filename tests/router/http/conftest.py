@@ -18,6 +18,7 @@ from router.chat import plain_template
 from router.config import RouterConfig
 from router.http.app import create_app
 from router.http.dialect import About
+from router.http.server import PROTOCOL
 from router.messages import Labelling, ModelFacts
 from router.policy import Policy
 from router.prompts import Limits
@@ -115,7 +116,8 @@ def serve():
             with closing(Validator(config_, engine.facts, byte_tokenizer(), template, numbered if grammars else None,
                                    adapters=adapters)) as validator:
                 app = create_app(engine, validator, config_, Keys.of(config_), about, sender=sender)
-                server = TestServer(app, handler_cancellation=True)
+                server = TestServer(app)
+                await server.start_server(**PROTOCOL)
                 async with TestClient(server) as client:
                     return await scenario(client, engine)
         return uvloop.run(main())  # as the router does

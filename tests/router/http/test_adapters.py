@@ -17,6 +17,7 @@ from router.adapters import Adapters
 from router.chat import plain_template
 from router.http.app import create_app
 from router.http.dialect import About
+from router.http.server import PROTOCOL
 from router.tenants import Keys
 from router.validation import Validator
 
@@ -85,7 +86,9 @@ def play(story: Story, folder: Path, *, served: bool = True, **settings: Any) ->
         with closing(Validator(config, engine.facts, weft.tokenizer, plain_template(), engine.supply.resources.of,
                                adapters=adapters)) as validator:
             app = create_app(engine, validator, config, Keys.of(config), About("weft/loom"))
-            async with TestClient(TestServer(app, handler_cancellation=True)) as client:
+            server = TestServer(app)
+            await server.start_server(**PROTOCOL)
+            async with TestClient(server) as client:
                 await story(House(weft, store, client))
     play_weft(told, folder, api_key="sk-loom", adapter_bytes=1000, **settings)
 
