@@ -29,8 +29,8 @@ class RouterConfig:
         "", "Key that clients must send, as `Authorization: Bearer KEY`. Other users of the machine see command lines, "
         "so give it by its variable, or use --api-keys.", secret=True)
     api_keys: str = setting(
-        "", "JSON file with the keys that clients may send: for each its tenant, with weight and limits. The page of "
-        "the router shows one.")
+        "", "JSON file with the keys that clients may send: for each its tenant, with weight and limits, and its "
+        "role. The page of the router shows one.")
     cors_allow_origin: tuple[str, ...] = setting(
         (), "Website whose pages may ask this server from a browser, such as https://chat.example.org, or * for all; "
         "may be given several times. By default none.")

@@ -1,4 +1,4 @@
-"""Who may ask: keys, and the tenant that each belongs to, as `--api-keys` and `--api-key` tell.
+"""Who may ask: keys, the tenant that each belongs to and its role, as `--api-keys` and `--api-key` tell.
 
 Knows nothing of HTTP. Keeps no key, only what tells that it is the same; messages show a key's beginning at most.
 """
@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -33,9 +33,10 @@ class Entry(BaseModel):
     max_concurrent_requests: Limit | None = None
     max_queue_requests: Limit | None = None
     max_queue_tokens: Limit | None = None
+    role: Literal["user", "admin"] = "user"  # of the key: a tenant may have keys of both
 
     def as_tenant(self) -> Tenant:
-        return Tenant(name=self.tenant, **self.model_dump(exclude={"tenant"}))
+        return Tenant(name=self.tenant, **self.model_dump(exclude={"tenant", "role"}))
 
 
 ENTRIES = TypeAdapter(dict[str, Entry])
@@ -45,20 +46,25 @@ class Keys:
     """Keys are compared exactly, and the time that it takes tells nothing of them: what is looked up is a digest under
     a random salt, which nobody outside can aim at."""
 
-    def __init__(self, tenants: Mapping[str, Tenant]) -> None:
+    def __init__(self, tenants: Mapping[str, Tenant], admins: Iterable[str] = ()) -> None:
+        """`admins` are those of the keys whose role is admin."""
         self._salt = secrets.token_bytes(32)
         self._tenants = {self._digest(key): tenant for key, tenant in tenants.items()}
+        self._admins = frozenset(map(self._digest, admins))
 
     @classmethod
     def of(cls, config: RouterConfig) -> "Keys":
-        """Raises ValueError for a file that cannot be used."""
-        tenants = read_keys(Path(config.api_keys)) if config.api_keys else {}
+        """The single key is that of whoever runs the server, so its role is admin. Raises ValueError for a file that
+        cannot be used."""
+        entries = read_keys(Path(config.api_keys)) if config.api_keys else {}
+        tenants = {key: entry.as_tenant() for key, entry in entries.items()}
+        admins = [key for key, entry in entries.items() if entry.role == "admin"]
         if not config.api_key:
-            return cls(tenants)
+            return cls(tenants, admins)
         if config.api_key in tenants:
             raise ValueError(f"the key {shown(config.api_key)} of --api-key stands in {config.api_keys} as well")
         check_keys("--api-key", [config.api_key])
-        return cls({**tenants, config.api_key: ANYONE})
+        return cls({**tenants, config.api_key: ANYONE}, [*admins, config.api_key])
 
     @property
     def are_asked_for(self) -> bool:
@@ -68,12 +74,16 @@ class Keys:
         """None for a key that nobody has. Without any keys everybody may ask, with or without one."""
         return self._tenants.get(self._digest(key)) if self._tenants else ANYONE
 
+    def is_admin(self, key: str) -> bool:
+        """Whether this key may change what others use. Without any keys everybody may."""
+        return not self._tenants or self._digest(key) in self._admins
+
     def _digest(self, key: str) -> bytes:
         return hmac.digest(self._salt, key.encode(errors="surrogateescape"), "sha256")
 
 
-def read_keys(file: Path) -> dict[str, Tenant]:
-    """The tenant of each key; raises ValueError that says what is wrong."""
+def read_keys(file: Path) -> dict[str, Entry]:
+    """What the file says of each key; raises ValueError that says what is wrong."""
     content = parse(file)
     try:
         entries = ENTRIES.validate_python(content)
@@ -82,9 +92,8 @@ def read_keys(file: Path) -> dict[str, Tenant]:
     if not entries:
         raise ValueError(f"{file} holds no key; it should look like {EXAMPLE}")
     check_keys(str(file), entries)
-    tenants = {key: entry.as_tenant() for key, entry in entries.items()}
-    check_agreement(file, tenants)
-    return tenants
+    check_agreement(file, {key: entry.as_tenant() for key, entry in entries.items()})
+    return entries
 
 
 def parse(file: Path) -> Any:

@@ -1,7 +1,8 @@
 """Adapters for those who run the server: which there are, and having one fetched, loaded and forgotten before requests
 name it. The routes of vLLM do the same in its words.
 
-Knows nothing of how an adapter is fetched, nor of when it leaves the shards. No token is told to anybody.
+Every key may list them, only an admin key may change which there are. Knows nothing of how an adapter is fetched, nor
+of when it leaves the shards. No token is told to anybody.
 """
 
 import time
@@ -15,6 +16,8 @@ from router.adapters import Adapters, Entry
 from router.errors import AdapterFailed, InvalidRequest
 from router.http.body import Foreign, json_answer, read_body
 from router.http.dialect import House
+from router.http.keys import admins_only
+from router.http.naming import is_base
 from router.residents import ABSENT, Standing
 
 NOWHERE = Standing(ABSENT, 0)
@@ -47,10 +50,10 @@ class AdapterRoutes:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/v1/adapters", self.list_known),
-            web.post("/v1/adapters", self.load),
-            web.delete("/v1/adapters/{id:.*}", self.unload),
-            web.post("/v1/load_lora_adapter", self.load_lora),
-            web.post("/v1/unload_lora_adapter", self.unload_lora),
+            web.post("/v1/adapters", admins_only(self.load)),
+            web.delete("/v1/adapters/{id:.*}", admins_only(self.unload)),
+            web.post("/v1/load_lora_adapter", admins_only(self.load_lora)),
+            web.post("/v1/unload_lora_adapter", admins_only(self.unload_lora)),
         ]
 
     async def list_known(self, _: web.Request) -> web.Response:
@@ -76,7 +79,8 @@ class AdapterRoutes:
         if self._found(name) and not asked.load_inplace:
             raise web.HTTPBadRequest(text=f"The lora adapter '{name}' has already been loaded. If you want to load the "
                                           "adapter in place, set 'load_inplace' to True.")
-        await self._load(Named(path, "local" if path.startswith(("/", ".")) else None), name)
+        wanted = Named(path, "local" if path.startswith(("/", ".")) else None)
+        await self._load(wanted, name, in_place=asked.load_inplace)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload_lora(self, request: web.Request) -> web.Response:
@@ -93,11 +97,11 @@ class AdapterRoutes:
             raise InvalidRequest("this model is served without adapters (--adapters)")
         return adapters
 
-    async def _load(self, wanted: Named, alias: str | None) -> Named:
-        """As it is known."""
+    async def _load(self, wanted: Named, alias: str | None, *, in_place: bool = False) -> Named:
+        """As it is known. `in_place`: an alias may be taken from another adapter."""
         adapters, engine = self._adapters, self._house.engine
         named = adapters.checked(wanted)
-        self._check_alias(alias, named)
+        self._check_alias(alias, named, in_place=in_place)
         if adapters.stays(named):
             raise web.HTTPConflict(text=f"the adapter {named.name} was loaded at start and stays as it is")
         before = adapters.known().get(named)
@@ -105,20 +109,34 @@ class AdapterRoutes:
             await adapters.fetch(wanted, engine.supply.load)
         except AdapterFailed as error:
             raise web.HTTPFailedDependency(text=str(error)) from None
-        if alias is not None:
-            adapters.call(alias, named)
         if before is not None:
             self._let_go(before)
+        if alias is not None:
+            self._check_alias(alias, named, in_place=in_place)  # others may have come while it was fetched
+            adapters.call(alias, named)
         return named
 
-    def _check_alias(self, alias: str | None, named: Named) -> None:
-        """The model and what was loaded at start keep their names."""
+    def _check_alias(self, alias: str | None, named: Named, *, in_place: bool) -> None:
+        """Nobody who asks for something by its name gets another by it."""
         if alias is None:
             return
         check_name("alias", alias)
-        holder = self._adapters.names.get(alias)
-        if alias == self._house.about.name or (holder is not None and self._adapters.stays(holder) and holder != named):
-            raise web.HTTPConflict(text=f"`alias` {alias} is the name of something that stays")
+        taken = self._taken(alias, named, in_place=in_place)
+        if taken:
+            raise web.HTTPConflict(
+                text=f"`alias` {alias} {taken}, so the adapter {named.name} ({named.source}) cannot be called so; "
+                     "choose another alias")
+
+    def _taken(self, alias: str, named: Named, *, in_place: bool) -> str:
+        """Why a name is not free to be an alias of this adapter; empty if it is."""
+        adapters, model = self._adapters, self._house.about.name
+        if is_base(alias, model):
+            return f"is a name of the model {model}"
+        holder = adapters.names.get(alias)
+        if holder is not None and holder != named and (adapters.stays(holder) or not in_place):
+            return f"is the name of the adapter {holder.name} ({holder.source})"
+        other = next((known for known in adapters.known() if known.name == alias and known != named), None)
+        return f"is the id of the adapter {other.name} ({other.source})" if other else ""
 
     def _unload(self, name: str) -> None:
         found = self._found(name)

@@ -57,13 +57,13 @@ ADAPTERS = (
     Entry("GET", "/v1/adapters", "The adapters that are known: what they are, and how things are with them.",
           refusals=("422",)),
     Entry("POST", "/v1/adapters", "Fetches an adapter anew and loads it; answers when it is there.", (LoadAdapter,),
-          refusals=("404", "409")),
+          refusals=("403", "404", "409")),
     Entry("DELETE", "/v1/adapters/{id}", "Forgets an adapter, which leaves as soon as nobody needs it.",
-          refusals=("409", "422")),
+          refusals=("403", "409", "422")),
     Entry("POST", "/v1/load_lora_adapter", "Loads an adapter, as clients of vLLM ask for it.", (LoadLora,),
-          answer="text/plain", refusals=("404", "409")),
+          answer="text/plain", refusals=("403", "404", "409")),
     Entry("POST", "/v1/unload_lora_adapter", "Forgets an adapter, as clients of vLLM ask for it.", (UnloadLora,),
-          answer="text/plain", refusals=("404", "409")),
+          answer="text/plain", refusals=("403", "404", "409")),
 )
 TELLING = (
     Entry("GET", "/info", "The model, its limits and the version of the server."),

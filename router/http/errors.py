@@ -47,6 +47,7 @@ KINDS: dict[type[Exception], tuple[int, str, str]] = {
 TYPES_BY_STATUS = {
     400: "bad_request",
     401: "unauthorized",
+    403: "forbidden",
     404: "not_found",
     405: "method_not_allowed",
     409: "conflict",

@@ -1,6 +1,7 @@
 """Who may come in: a request without a key of ours is answered before anything else is looked at.
 
-Knows nothing of where keys come from. Routes find the tenant of the key in the request.
+Routes find the tenant of the key in the request; those that change what others use are wrapped in `admins_only`. Knows
+nothing of where keys come from.
 """
 
 from aiohttp import web
@@ -10,6 +11,7 @@ from router.request import Tenant
 from router.tenants import Keys
 
 TENANT = web.RequestKey("tenant", Tenant)
+IS_ADMIN = web.RequestKey("is_admin", bool)  # whether its key may change what others use
 TOKEN = web.RequestKey("token", str)  # of the client, for where adapters come from
 # Asked by load balancers, dashboards and clients that look around; they tell of the server, and nothing of anybody.
 OPEN_TO_ALL = frozenset({
@@ -24,10 +26,22 @@ def check_keys(keys: Keys) -> Middleware:
     async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.method not in READING or request.path not in OPEN_TO_ALL:
             request[TENANT] = admitted(request, keys)
+            request[IS_ADMIN] = keys.is_admin(bearer(request))
             request[TOKEN] = token_for_hub(request, keys)
         return await handler(request)
 
     return check_key
+
+
+def admins_only(handler: Handler) -> Handler:
+    """Refuse requests by keys of another role, before anything of their bodies is read."""
+    async def checked(request: web.Request) -> web.StreamResponse:
+        if not request[IS_ADMIN]:
+            raise web.HTTPForbidden(text=f"{request.method} {request.path} needs an admin key: one with the role admin "
+                                         "in the file of --api-keys, or the one of --api-key")
+        return await handler(request)
+
+    return checked
 
 
 def admitted(request: web.Request, keys: Keys) -> Tenant:

@@ -24,6 +24,7 @@ API_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {
 REFUSALS = {
     "400": "The body is no JSON.",
     "401": "A key is needed.",
+    "403": "An admin key is needed.",
     "404": "There is nothing of this name.",
     "408": "Its time ran out before it had a token.",
     "409": "It stays as it is.",
@@ -36,7 +37,7 @@ REFUSALS = {
     "503": "No shards are ready.",
 }
 
-USUAL = REFUSALS.keys() - {"404", "409"}  # where there is a body
+USUAL = REFUSALS.keys() - {"403", "404", "409"}  # where there is a body
 API_REFUSALS = REFUSALS | {
     "400": "Something in the body is not as it must be.",
     "424": "The adapter cannot be fetched, or is not sound.",

@@ -6,7 +6,7 @@ import pytest
 
 from router.config import RouterConfig
 from router.request import ANYONE, Tenant
-from router.tenants import Keys, read_keys
+from router.tenants import Entry, Keys, read_keys
 
 
 @pytest.fixture
@@ -33,7 +33,8 @@ def refusal(written):
 
 def test_a_key_stands_for_a_tenant_with_weight_and_limits(written):
     limits = {"max_concurrent_requests": 8, "max_queue_requests": 4, "max_queue_tokens": 20_000}
-    assert read_keys(written({"sk-one": {"tenant": "a", "weight": 3, **limits}, "sk-two": {"tenant": "b"}})) == {
+    entries = read_keys(written({"sk-one": {"tenant": "a", "weight": 3, **limits}, "sk-two": {"tenant": "b"}}))
+    assert {key: entry.as_tenant() for key, entry in entries.items()} == {
         "sk-one": Tenant("a", 3.0, 8, 4, 20_000), "sk-two": Tenant("b")}
 
 
@@ -45,7 +46,9 @@ def test_several_keys_may_belong_to_one_tenant(written):
 @pytest.mark.parametrize(("entry", "fault"), [
     ({"weight": 1}, "`tenant` is missing"),
     ({"tenant": "a", "wieght": 3}, "`wieght` is no setting; there are tenant, weight, max_concurrent_requests, "
-                                   "max_queue_requests, max_queue_tokens"),
+                                   "max_queue_requests, max_queue_tokens, role"),
+    ({"tenant": "a", "role": "operator"}, "`role` must be 'user' or 'admin', got a string"),
+    ({"tenant": "a", "role": None}, "`role` must be 'user' or 'admin', got null"),
     ({"tenant": "a", "weight": 0}, "`weight` must be greater than or equal to 0.001, got 0"),
     ({"tenant": "a", "weight": "3"}, "`weight` must be a valid number, got a string"),
     ({"tenant": "a", "weight": float("nan")}, "`weight` must be a finite number, got NaN"),
@@ -130,4 +133,31 @@ def test_a_single_key_that_no_header_can_carry_is_refused():
 
 
 def test_no_key_is_kept():
-    assert b"sk-one" not in b"".join(Keys({"sk-one": ANYONE})._tenants)
+    keys = Keys({"sk-one": ANYONE}, ["sk-one"])
+    assert b"sk-one" not in b"".join([*keys._tenants, *keys._admins])
+
+
+# -- roles
+
+
+def test_a_key_is_a_users_unless_the_file_says_admin(written):
+    entries = read_keys(written({"sk-one": {"tenant": "a"}, "sk-two": {"tenant": "a", "role": "user"},
+                                 "sk-three": {"tenant": "a", "role": "admin"}}))
+    assert [entry.role for entry in entries.values()] == ["user", "user", "admin"]
+    assert Entry(tenant="a").role == "user"
+
+
+def test_admins_are_the_keys_of_that_role_and_the_single_key(written):
+    file = written({"sk-two": {"tenant": "a"}, "sk-three": {"tenant": "a", "role": "admin"}})
+    keys = Keys.of(RouterConfig(api_key="sk-one", api_keys=str(file)))
+    assert [keys.is_admin(key) for key in ("sk-one", "sk-two", "sk-three", "sk-four", "")] == [
+        True, False, True, False, False]
+
+
+def test_in_a_file_without_roles_nobody_is_an_admin(written):
+    keys = Keys.of(RouterConfig(api_keys=str(written({"sk-two": {"tenant": "a"}}))))
+    assert not keys.is_admin("sk-two")
+
+
+def test_without_keys_everybody_is_an_admin():
+    assert Keys.of(RouterConfig()).is_admin("")

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from hearing import Heard, ask
 from serving import play as play_weft
 
+from router.adapter import Named
 from router.adapters import Adapters
 from router.chat import plain_template
 from router.http.app import create_app
@@ -49,11 +50,13 @@ class Store:
 
 
 class House:
-    def __init__(self, weft: Any, store: Store, client: TestClient[Any, Any]) -> None:
+    def __init__(self, weft: Any, store: Store, client: TestClient[Any, Any], adapters: Any) -> None:
         self.engine, self.store, self._client, self.weft = weft.engine, store, client, weft
+        self.adapters = adapters
 
-    async def ask(self, method: str, path: str, **body: Any) -> tuple[int, Any]:
-        answer = await self._client.request(method, path, json=body or None, headers=KEY)
+    async def ask(self, method: str, path: str, *, key: str = "sk-loom", **body: Any) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {key}"} if key else None
+        answer = await self._client.request(method, path, json=body or None, headers=headers)
         text = await answer.text()
         return answer.status, json.loads(text) if answer.content_type == "application/json" else text
 
@@ -73,7 +76,6 @@ class House:
         return status, told["error"]["code"], told["error"]["message"]
 
 
-KEY = {"Authorization": "Bearer sk-loom"}
 Story = Callable[[House], Awaitable[None]]
 
 
@@ -89,8 +91,8 @@ def play(story: Story, folder: Path, *, served: bool = True, **settings: Any) ->
             server = TestServer(app)
             await server.start_server(**PROTOCOL)
             async with TestClient(server) as client:
-                await story(House(weft, store, client))
-    play_weft(told, folder, api_key="sk-loom", adapter_bytes=1000, **settings)
+                await story(House(weft, store, client, adapters))
+    play_weft(told, folder, **{"api_key": "sk-loom", "adapter_bytes": 1000, **settings})
 
 
 def test_an_adapter_is_fetched_and_loaded_before_anybody_asks_for_it(tmp_path: Path) -> None:
@@ -205,6 +207,98 @@ def test_an_alias_is_a_name_too_but_not_that_of_the_model(tmp_path: Path) -> Non
         assert (await house.ask("DELETE", "/v1/adapters/looms"))[0] == 200
         assert await house.listed() == []
     play(story, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "alias", ["tgi", "dummy", "base", "__base_model__", "http://loom", "HTTPS://loom", "weft/loom"])
+def test_an_alias_is_no_name_of_the_model(tmp_path: Path, alias: str) -> None:
+    async def story(house: House) -> None:
+        status, error_type, told = await house.failed("POST", "/v1/adapters", id="org/a", alias=alias)
+        assert (status, error_type) == (409, "conflict")
+        assert told == (f"`alias` {alias} is a name of the model weft/loom, so the adapter org/a (hub) cannot be "
+                        "called so; choose another alias")
+        assert house.store.questions == []
+    play(story, tmp_path)
+
+
+def test_an_alias_takes_no_name_from_another_adapter(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        await house.load("org/a", alias="looms")
+        for alias, what in (("org/a", "the id"), ("looms", "the name")):
+            status, _, told = await house.failed("POST", "/v1/adapters", id="org/b", alias=alias)
+            assert status == 409
+            assert told == (f"`alias` {alias} is {what} of the adapter org/a (hub), so the adapter org/b (hub) cannot "
+                            "be called so; choose another alias")
+        assert [told["id"] for told in await house.listed()] == ["org/a"]
+        assert (await house.load("org/a", alias="looms"))["alias"] == "looms"  # its own, again
+        assert (await house.load("org/a", alias="org/a"))["id"] == "org/a"
+    play(story, tmp_path)
+
+
+def test_an_alias_that_was_taken_while_its_adapter_was_fetched_stays_with_who_has_it(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        fetched = house.store._fetched
+
+        def fetch(name: str, token: str) -> Mapping[str, Any]:
+            if name == "org/a":  # meanwhile
+                house.adapters.call("looms", Named("org/b", "hub"))
+            return fetched(name, token)
+        house.store._fetched = fetch  # type: ignore[method-assign]
+        assert (await house.failed("POST", "/v1/adapters", id="org/a", alias="looms"))[0] == 409
+        assert house.adapters.names == {"looms": Named("org/b", "hub")}
+    play(story, tmp_path)
+
+
+def test_a_client_of_vllm_takes_an_alias_in_place_but_no_id(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        await house.load("org/a")
+        for name, status in (("looms", 200), ("org/a", 409), ("base", 409)):
+            assert (await house.ask("POST", "/v1/load_lora_adapter", lora_name=name, lora_path="org/b",
+                                    load_inplace=True))[0] == status
+    play(story, tmp_path)
+
+
+CHANGES = [
+    ("POST", "/v1/adapters", {"id": "org/b", "alias": "org/a"}),
+    ("POST", "/v1/adapters", {"id": "org/a"}),
+    ("DELETE", "/v1/adapters/org/a", {}),
+    ("POST", "/v1/load_lora_adapter", {"lora_name": "org/a", "lora_path": "org/b", "load_inplace": True}),
+    ("POST", "/v1/unload_lora_adapter", {"lora_name": "org/a"}),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), CHANGES)
+def test_a_tenant_changes_nothing_that_others_use(
+        tmp_path: Path, method: str, path: str, body: dict[str, Any]) -> None:
+    async def story(house: House) -> None:
+        await house.load("org/a")
+        questions = [*house.store.questions]
+        told = await house.failed(method, path, key="sk-user", **body)
+        assert told == (403, "forbidden", f"{method} {path} needs an admin key: one with the role admin in the file of "
+                                          "--api-keys, or the one of --api-key")
+        assert (house.store.questions, house.adapters.names) == (questions, {})
+        assert [told["id"] for told in (await house.ask("GET", "/v1/adapters", key="sk-user"))[1]["data"]] == ["org/a"]
+    play(story, tmp_path, api_keys=keys_file(tmp_path, admins=False))
+
+
+def test_a_key_of_the_role_admin_changes_them_and_where_nobody_needs_one_everybody_does(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        key = "sk-admin" if house.weft.config.api_keys else ""
+        for method, path, body in (("POST", "/v1/adapters", {"id": "org/a", "alias": "looms"}),
+                                   ("DELETE", "/v1/adapters/org/a", {})):
+            assert (await house.ask(method, path, key=key, **body))[0] == 200
+    play(story, tmp_path, api_key="", api_keys=keys_file(tmp_path, admins=True))
+    play(story, tmp_path, api_key="")
+
+
+def keys_file(folder: Path, *, admins: bool) -> str:
+    """With a key of a user and, if so, one of an admin."""
+    keys = {"sk-user": {"tenant": "a"}}
+    if admins:
+        keys["sk-admin"] = {"tenant": "b", "role": "admin"}
+    file = folder / "keys"
+    file.write_text(json.dumps(keys))
+    return str(file)
 
 
 def test_no_token_is_told(tmp_path: Path) -> None:

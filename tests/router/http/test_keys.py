@@ -4,10 +4,11 @@ import asyncio
 import json
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from router.config import RouterConfig
-from router.http.keys import TOKEN, check_keys
+from router.http.keys import TOKEN, admins_only, check_keys
 from router.request import ANYONE, Tenant
 from router.tenants import Keys
 
@@ -63,6 +64,22 @@ def test_without_keys_a_client_sends_its_own_token(header, token):
 
 def test_a_key_is_no_token():
     assert token_of(Keys({"sk-one": ANYONE}), "Bearer sk-one") == ""
+
+
+def test_only_admins_reach_what_is_theirs():
+    keys = Keys({"sk-one": ANYONE, "sk-two": ANYONE}, ["sk-one"])
+
+    async def handler(request):
+        return "reached"
+
+    def reach(key, keys=keys):
+        request = make_mocked_request("POST", "/looms", {"Authorization": f"Bearer {key}"})
+        return asyncio.run(check_keys(keys)(request, admins_only(handler)))
+    assert reach("sk-one") == reach("", Keys({})) == "reached"
+    with pytest.raises(web.HTTPForbidden) as refused:
+        reach("sk-two")
+    assert refused.value.text == (
+        "POST /looms needs an admin key: one with the role admin in the file of --api-keys, or the one of --api-key")
 
 
 def token_of(keys, header):
