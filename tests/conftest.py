@@ -9,6 +9,7 @@ import concurrent.futures
 import ctypes
 import functools
 import gc
+import importlib.util
 import logging
 import os
 import shutil
@@ -28,6 +29,7 @@ from typing import Any
 import hypothesis
 import pytest
 import uvloop
+from interpreting import replace_products
 from proc import child_pids, command_line
 from remembering import KEPT
 
@@ -68,6 +70,8 @@ def pytest_collection_finish() -> None:
     looked through for garbage after each, nor what earlier ones left."""
     if (warmup := sys.modules.get("shard.warmup")) is not None:
         warmup.PATIENCE["cpu"] = warmup.BRIEF = 0.0
+    if "torch" in sys.modules and importlib.util.find_spec("triton"):  # which comes for Linux only
+        replace_products()
     gc.enable()
     gc.collect()
     gc.freeze()

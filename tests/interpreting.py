@@ -1,0 +1,34 @@
+"""Products under Triton's interpreter, in an order that depends on no processor and on no other row.
+
+The interpreter multiplies by `numpy.matmul`, which is OpenBLAS. With its kernels for AVX2 a row of a product has other
+bits at another place of the matrix, and with those for another processor other bits everywhere.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[Any]
+
+
+def row_wise_product(a: Matrix, b: Matrix, dtype: np.dtype[Any]) -> Matrix:
+    """Return a @ b of [rows, inner] and [inner, columns]. Halves of the terms are added to one another until one is
+    left, and every operation treats all elements alike. The inner size is a power of two, as all of Triton's are."""
+    terms = a.T.astype(dtype)[:, :, None] * b.astype(dtype)[:, None, :]  # [inner, rows, columns]
+    assert len(terms).bit_count() == 1
+    while (half := len(terms) // 2) > 0:
+        terms = terms[:half] + terms[half:]
+    return terms[0]
+
+
+def create_dot(_: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
+    """Replace `InterpreterBuilder.create_dot`: a @ b + d."""
+    assert a.data.dtype.kind == b.data.dtype.kind == "f", "the interpreter keeps numbers of this type as integers"
+    return type(d)(row_wise_product(a.data, b.data, d.data.dtype) + d.data, d.dtype.scalar)
+
+
+def replace_products() -> None:
+    from triton.runtime.interpreter import InterpreterBuilder  # noqa: PLC0415 - it comes for Linux only
+
+    InterpreterBuilder.create_dot = create_dot

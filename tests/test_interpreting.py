@@ -1,0 +1,45 @@
+"""Kernels under Triton's interpreter have the bits that they have on any processor, whatever NumPy multiplies with."""
+
+import numpy as np
+import pytest
+import torch
+from interpreting import row_wise_product
+from torch import Tensor
+
+pytest.importorskip("triton")  # which comes for Linux only
+
+import triton
+import triton.language as tl
+
+SIZE = 64
+
+
+@triton.jit
+def multiply(a, b, found, SIZE: tl.constexpr):  # noqa: N803 - known when a kernel is compiled
+    at = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    tl.store(found + at, tl.dot(tl.load(a + at), tl.load(b + at), input_precision="ieee"))
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    found = torch.empty(SIZE, SIZE)
+    multiply[1,](a, b, found, SIZE)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_row_has_its_bits_at_any_place_and_beside_any_other(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(2, SIZE, SIZE).to(dtype).unbind()
+    found = product(a, b)
+    for shift in (1, 5):
+        assert torch.equal(product(a.roll(shift, 0), b), found.roll(shift, 0))
+    assert torch.equal(product(torch.cat([a[7:8], torch.zeros(SIZE - 1, SIZE, dtype=dtype)]), b)[0], found[7])
+    torch.testing.assert_close(found.double(), a.double() @ b.double(), rtol=0, atol=1e-4)
+
+
+def test_terms_are_added_in_one_order() -> None:
+    """Which only elementwise operations of IEEE 754 can tell: a sum of four, half by half."""
+    terms = np.float32([1.0, 1e8, 2.0, -1e8])
+    ((found,),) = row_wise_product(terms[None, :], np.ones((4, 1), np.float32), np.dtype(np.float32))
+    assert found == (terms[0] + terms[2]) + (terms[1] + terms[3]) == 3.0
+    assert terms[0] + terms[1] + terms[2] + terms[3] != 3.0
