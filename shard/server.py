@@ -161,8 +161,8 @@ def make_worker(config: ShardConfig, on_progress: OnProgress = untold) -> Worker
 
 
 def spin_shortly(environment: MutableMapping[str, str]) -> None:
-    """Let torch's threads sleep soon after each product, unless the user decided how they wait. To be called before torch
-    is loaded.
+    """Let torch's threads sleep soon after each product, unless the user decided how they wait. It has an effect only
+    before torch is loaded.
 
     By default they spin for milliseconds. Beside other programs that uses up a thread's share of its core, and the next
     product then waits until all threads have their turn again: a step takes ten to fifty times as long.
