@@ -147,8 +147,12 @@ class Prompts:
     async def of(self, given: Text) -> Prompt:
         return await self._aside(given.text, partial(self._tokenise, given))
 
-    async def encoded(self, text: str | Conversation, *, add_special_tokens: bool = True) -> Encoded:
-        return await self._aside(text, partial(self._encode, text, add_special_tokens=add_special_tokens))
+    async def encoded(self, text: str | Conversation, names: Names, render: Callable[[Encoded], T], *,
+                      add_special_tokens: bool = True) -> T:
+        """Return what `render` makes of a prompt's tokens, in the same thread: that takes longer than to find them."""
+        def work() -> T:
+            return render(self._encode(text, names, add_special_tokens=add_special_tokens))
+        return await self._aside(text, work)
 
     async def _aside(self, text: Given, work: Callable[[], T]) -> T:
         """In a thread, unless the text is short."""
@@ -162,18 +166,29 @@ class Prompts:
         finally:
             self._num_waiting -= 1
 
-    def _encode(self, text: str | Conversation, *, add_special_tokens: bool) -> Encoded:
+    def _encode(self, text: str | Conversation, names: Names, *, add_special_tokens: bool) -> Encoded:
         is_rendered = isinstance(text, Conversation)
         text = self._render(text) if isinstance(text, Conversation) else text
-        encoding = self._tokenizer.located(text, add_special_tokens=add_special_tokens and not is_rendered)
+        special = add_special_tokens and not is_rendered
+        if len(text) > self.limits.max_input_tokens:  # to count tokens takes a third of the time that their places take
+            self._check_longest(len(self._tokenizer.encoding(text, add_special_tokens=special)), names)
+        encoding = self._tokenizer.located(text, add_special_tokens=special)
+        self._check_longest(len(encoding), names)
         return Encoded(text, encoding.ids, encoding.offsets)
+
+    def _check_longest(self, num_tokens: int, names: Names) -> None:
+        """Whether the model could read them, whatever is wanted of them. Raises InvalidRequest."""
+        if self._facts.generation:
+            names.check_length(num_tokens, None, self.limits)
+        else:
+            self._check_text(num_tokens, names)
 
     def _tokenise(self, given: Text) -> Prompt:
         tokens, places, num_characters = self._tokens_of(given)
+        if not tokens:
+            raise InvalidRequest(f"`{given.names.prompt}` must hold at least one token, got none")
         if given.wish is not Wish.TEXT:
             self._check_text(len(tokens), given.names)
-        elif not tokens:
-            raise InvalidRequest(f"`{given.names.prompt}` must hold at least one token, got none")
         else:
             given.names.check_length(len(tokens), given.max_new_tokens, self.limits)
         if max(tokens) >= self._facts.vocabulary_size:
@@ -203,8 +218,6 @@ class Prompts:
 
     def _check_text(self, num_tokens: int, names: Names) -> None:
         limit, why = self._longest_text
-        if num_tokens == 0:
-            raise InvalidRequest(f"`{names.prompt}` must hold at least one token, got none")
         if num_tokens > limit:
             raise InvalidRequest(f"`{names.prompt}` must have at most {limit} tokens ({why}), got {num_tokens}; a text "
                                  "is read as a whole, so shorten it", code=TOO_LONG)

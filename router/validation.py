@@ -7,7 +7,9 @@ the TGI dialect does, but for those that a dialect has its own names for.
 import hashlib
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from router.adapter import Borrowed
 from router.adapter import Wanted as AdapterWanted
@@ -36,6 +38,7 @@ SERVED = {
     Wish.LABELS: ("label tokens", "labels tokens (/classify)"),
 }
 now = time.monotonic
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +122,12 @@ class Validator:
         return [self._choice(wanted, sampling, prompt, adapter, grammar=grammar, index=index)
                 for index in range(wanted.best_of or 1)]
 
-    async def encoded(self, text: str | Conversation, *, add_special_tokens: bool = True) -> Encoded:
-        """A prompt's tokens, however many. Raises InvalidRequest, TemplateFailed or Overloaded."""
+    async def encoded(self, text: str | Conversation, names: Names, render: Callable[[Encoded], T], *,
+                      add_special_tokens: bool = True) -> T:
+        """Render the tokens of a prompt within the limits. Raises InvalidRequest, TemplateFailed or Overloaded."""
         if isinstance(text, str):
-            check_text(TGI_NAMES.prompt, text)
-        return await self._prompts.encoded(text, add_special_tokens=add_special_tokens)
+            check_text(names.prompt, text)
+        return await self._prompts.encoded(text, names, render, add_special_tokens=add_special_tokens)
 
     @property
     def shape(self) -> Shape | None:

@@ -24,7 +24,13 @@ COMMON = ("time year people way day man thing woman life child world school stat
           "body back parent face level office door health person art war history party result change morning "
           "reason research girl guy moment air teacher force education")
 WORDS = COMMON.split()
+TOO_LONG = {400, 413, 422}  # what a server answers that counts only what its model can read
+MOST_REPEATED = 300  # characters of an answer
 FILLING = (" a", " the", ".", " of", "!", "a", "-", "x", " 1")
+
+
+class TooLong(NoAnswer):
+    """A text has more tokens than the server counts."""
 
 
 async def count_words(text: str) -> int:
@@ -48,6 +54,8 @@ def counted_by_server(server: Server, dialect: Dialect, options: Options, fields
     async def count(text: str) -> int:
         body = json.dumps(dialect.counting(text, options)).encode()
         status, answer = await server.whole(server.request("POST", "/tokenize", fields, body))
+        if status in TOO_LONG:
+            raise TooLong(f"/tokenize was answered with {status}: {answer.decode(errors='replace')[:MOST_REPEATED]}")
         if status != 200:
             raise NoAnswer(f"/tokenize was answered with {status}")
         return length(json.loads(answer))
@@ -74,8 +82,15 @@ async def counter(server: Server, dialect: Dialect, options: Options, fields: st
 
 
 async def fit(head: str, wanted: int, count: Count, random: Random) -> str:
-    """A text that begins with `head` and has so many tokens, or as few more as the head alone has."""
+    """A text that begins with `head` and has so many tokens, or as few more as the head alone has. Raises NoAnswer if
+    they are more than the server counts."""
     words = random.choices(WORDS, k=wanted)
+
+    async def fits(text: str) -> bool:
+        try:
+            return await count(text) <= wanted
+        except TooLong:
+            return False
 
     def text(kept: int) -> str:
         return " ".join([head, *words[:kept]] if head else words[:max(kept, 1)])
@@ -83,7 +98,7 @@ async def fit(head: str, wanted: int, count: Count, random: Random) -> str:
     least, most = 0, wanted  # as many words fit, and so many more do not
     while most - least > 1:
         kept = (least + most) // 2
-        least, most = (kept, most) if await count(text(kept)) <= wanted else (least, kept)
+        least, most = (kept, most) if await fits(text(kept)) else (least, kept)
     return await filled(text(least), wanted, count)
 
 
@@ -91,11 +106,19 @@ async def filled(text: str, wanted: int, count: Count) -> str:
     """In small steps, each of which brings no more than is missing."""
     has = await count(text)
     while has < wanted:
+        refused = None
         for piece in FILLING:
-            if has < (more := await count(text + piece)) <= wanted:
+            try:
+                more = await count(text + piece)
+            except TooLong as error:
+                refused = error
+                continue
+            if has < more <= wanted:
                 text, has = text + piece, more
                 break
         else:
+            if refused is not None:
+                raise refused
             break
     return text
 

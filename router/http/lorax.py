@@ -23,6 +23,8 @@ from router.http.lorax_rendering import LoraxStreaming, answer_json, error_event
 from router.http.naming import called
 from router.http.rendering import Answer
 from router.http.sse import EventStream, Pump, Rendering
+from router.http.tokens import NAMES, answer_tokens, json_pieces
+from router.prompts import Encoded
 from router.validation import Choice
 
 
@@ -159,13 +161,16 @@ class Lorax:
         return answer_json(found.best, self._house.validator.tokenizer, found.others, order.prefix,
                            details=order.parameters.has_details)
 
-    async def tokenize(self, request: web.Request) -> web.Response:
+    async def tokenize(self, request: web.Request) -> web.StreamResponse:
         """Tokens as the vocabulary writes them, and where they stand, counted in characters."""
         asked = await read_body(request, TokenizeText)
-        validator = self._house.validator
-        encoded = await validator.encoded(asked.inputs, add_special_tokens=asked.add_special_tokens is not False)
-        return json_answer([{"id": token, "text": validator.tokenizer.piece(token), "start": start, "stop": stop}
-                            for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True)])
+        piece_of = self._house.validator.tokenizer.piece
+
+        def pieces(encoded: Encoded) -> list[bytes]:
+            return [*json_pieces({"id": token, "text": piece_of(token), "start": start, "stop": stop}
+                                 for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True))]
+        return await answer_tokens(self._house, request, asked.inputs, NAMES, pieces,
+                                   add_special_tokens=asked.add_special_tokens is not False)
 
     async def info(self, _: web.Request) -> web.Response:
         facts, config, limits = self._house.engine.facts, self._house.config, self._house.validator.limits

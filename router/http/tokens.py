@@ -1,19 +1,29 @@
 """Texts and conversations as tokens, without generating: `/tokenize` and `/chat_tokenize`.
 
+The JSON of a token takes ten to sixty times the room of its text, so it is made in a thread and sent in pieces.
 Knows nothing of sampling. Offsets count bytes, as text-generation-inference's do.
 """
 
-from collections.abc import Sequence
-from itertools import accumulate
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, islice
 from typing import Any
 
 from aiohttp import web
 
-from router.http.body import json_answer, read_body
+from router.chat import Conversation
+from router.http.body import read_body
 from router.http.dialect import House
+from router.http.openai import NAMES as CHAT_NAMES
 from router.http.openai import ChatRequest
 from router.http.tgi import Generate
-from router.prompts import Encoded
+from router.prompts import Encoded, Names
+
+NAMES = Names(truncate="")  # nothing is cut
+PER_PIECE = 1024  # tokens; one call of the JSON encoder for all of a long text would hold Python's lock all the while
+
+Told = dict[str, Any]
 
 
 class Tokens:
@@ -23,20 +33,36 @@ class Tokens:
     def routes(self) -> list[web.RouteDef]:
         return [web.post("/tokenize", self.tokenize), web.post("/chat_tokenize", self.chat_tokenize)]
 
-    async def tokenize(self, request: web.Request) -> web.Response:
+    async def tokenize(self, request: web.Request) -> web.StreamResponse:
         asked = await read_body(request, Generate)
-        return json_answer(simple_tokens(await self._house.validator.encoded(asked.inputs)))
+        return await answer_tokens(self._house, request, asked.inputs, NAMES, list_pieces)
 
-    async def chat_tokenize(self, request: web.Request) -> web.Response:
+    async def chat_tokenize(self, request: web.Request) -> web.StreamResponse:
         asked = await read_body(request, ChatRequest)
-        encoded = await self._house.validator.encoded(asked.conversation)
-        return json_answer({"tokenize_response": simple_tokens(encoded), "templated_text": encoded.text})
+        return await answer_tokens(self._house, request, asked.conversation, CHAT_NAMES, chat_pieces)
 
 
-def simple_tokens(encoded: Encoded) -> list[dict[str, Any]]:
+async def answer_tokens(house: House, request: web.Request, text: str | Conversation, names: Names,
+                        render: Callable[[Encoded], list[bytes]], *,
+                        add_special_tokens: bool = True) -> web.StreamResponse:
+    """Raises InvalidRequest for more tokens than the model can read."""
+    pieces = await house.validator.encoded(text, names, render, add_special_tokens=add_special_tokens)
+    return await send_json(request, pieces, house.config.slow_client_timeout)
+
+
+def list_pieces(encoded: Encoded) -> list[bytes]:
+    return [*json_pieces(simple_tokens(encoded))]
+
+
+def chat_pieces(encoded: Encoded) -> list[bytes]:
+    return [b'{"tokenize_response": ', *list_pieces(encoded),
+            b', "templated_text": ', json.dumps(encoded.text).encode(), b"}"]
+
+
+def simple_tokens(encoded: Encoded) -> Iterator[Told]:
     places = byte_places(encoded.text)
-    return [{"id": token, "text": encoded.text[start:stop], "start": places[start], "stop": places[stop]}
-            for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True)]
+    return ({"id": token, "text": encoded.text[start:stop], "start": places[start], "stop": places[stop]}
+            for token, (start, stop) in zip(encoded.ids, encoded.offsets, strict=True))
 
 
 def byte_places(text: str) -> Sequence[int]:
@@ -44,3 +70,29 @@ def byte_places(text: str) -> Sequence[int]:
     if text.isascii():
         return range(len(text) + 1)
     return list(accumulate((len(character.encode()) for character in text), initial=0))
+
+
+def json_pieces(told: Iterable[Told]) -> Iterator[bytes]:
+    """The JSON of a list."""
+    items, opening = iter(told), "["
+    while piece := [*islice(items, PER_PIECE)]:
+        yield (opening + json.dumps(piece)[1:-1]).encode()
+        opening = ", "
+    yield b"[]" if opening == "[" else b"]"
+
+
+async def send_json(request: web.Request, pieces: Sequence[bytes], patience: float) -> web.StreamResponse:
+    """Send a body as fast as its client reads. Raises ConnectionResetError if it does not for so many seconds."""
+    response = web.StreamResponse()
+    response.content_type = "application/json"
+    response.content_length = sum(map(len, pieces))
+    await response.prepare(request)
+    try:
+        for piece in pieces:
+            async with asyncio.timeout(patience):
+                await response.write(piece)
+        async with asyncio.timeout(patience):
+            await response.write_eof()
+    except TimeoutError:
+        raise ConnectionResetError(f"the client did not read for {patience} seconds") from None
+    return response

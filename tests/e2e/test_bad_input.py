@@ -175,3 +175,19 @@ def test_a_limit_is_named_with_its_value_and_the_value_given(tmp_path):
         text = (await answer.json())["error"]
         assert all(part in text for part in ("inputs", "100", "--max-input-tokens", "101"))
     play(story, tmp_path, **LIMITS)
+
+
+@pytest.mark.parametrize(("path", "field"), [("/tokenize", "inputs"), ("/chat_tokenize", "messages")])
+@pytest.mark.parametrize("compat", ["none", "lorax"])
+def test_what_is_too_long_to_generate_from_is_too_long_to_be_told_as_tokens(tmp_path, path, field, compat):
+    """Two megabytes made an answer of 115, on the event loop. What a chat adds is not counted here."""
+    text = "x" * 100_000
+    body = {"inputs": text} if field == "inputs" else {"messages": [{"role": "user", "content": text}]}
+
+    async def story(weft):
+        async with post(weft, path, json.dumps(body)) as answer:
+            assert answer.status == 422
+            error = await answer.json()
+            check_error(error, "validation")
+            assert f"`{field}` must have at most 100 tokens (--max-input-tokens), got 1000" in error["error"]
+    play(story, tmp_path, compat=compat, **LIMITS)

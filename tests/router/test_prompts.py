@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from router.chat import ChatTemplate, Conversation
+from router.chat import ChatTemplate, Conversation, plain_template
 from router.config import RouterConfig
 from router.errors import CannotStartNow, InvalidRequest, Overloaded, TemplateFailed
 from router.hashing import block_hashes
 from router.messages import ModelFacts
-from router.prompts import SHORT_PROMPT, Limits, Prompt, Prompts, Text
+from router.prompts import SHORT_PROMPT, TGI_NAMES, Limits, Prompt, Prompts, Text
 from router.request import Wish
 from router.tokenizer import byte_tokenizer
 
@@ -109,6 +109,27 @@ def test_more_prompts_than_concurrent_requests_are_refused_before_they_are_token
         assert await first
     with closing(Prompts(RouterConfig(max_concurrent_requests=1), FACTS, TOKENIZER)) as prompts:
         asyncio.run(scenario(prompts))
+
+
+@pytest.mark.parametrize(("given", "thread"), [
+    ("x" * SHORT_PROMPT, "MainThread"), ("x" * (SHORT_PROMPT + 1), "tokenizer_0"),
+    (Conversation(({"role": "user", "content": "x"},)), "tokenizer_0")])
+def test_tokens_that_are_told_are_written_down_where_they_are_found(given, thread):
+    def render(encoded):
+        return threading.current_thread().name, encoded.ids
+    with closing(Prompts(RouterConfig(), FACTS, TOKENIZER, plain_template())) as prompts:
+        where, ids = asyncio.run(prompts.encoded(given, TGI_NAMES, render))
+    assert where == thread
+    assert ids[-1] in {ord("x"), ord(" ")}
+
+
+def test_of_more_tokens_than_the_model_reads_none_is_written_down():
+    with closing(Prompts(RouterConfig(max_input_tokens=1000), FACTS, TOKENIZER)) as prompts:
+        with pytest.raises(InvalidRequest, match=r"`inputs` must have at most 1000 tokens .*, got 1001"):
+            asyncio.run(prompts.encoded("x" * 1001, TGI_NAMES, pytest.fail))
+        with pytest.raises(InvalidRequest, match="got 1200"):  # of fewer characters
+            asyncio.run(prompts.encoded("\N{LATIN SMALL LETTER E WITH ACUTE}" * 600, TGI_NAMES, pytest.fail))
+        assert asyncio.run(prompts.encoded("x" * 1000, TGI_NAMES, lambda encoded: len(encoded.ids))) == 1000
 
 
 @pytest.mark.parametrize(("length", "thread"), [(SHORT_PROMPT, "MainThread"), (SHORT_PROMPT + 1, "tokenizer_0")])

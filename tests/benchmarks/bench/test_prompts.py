@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.bench.prompts import count_words, counted_by_tokenizer, fit, length, read_prompts
+from benchmarks.bench.http import NoAnswer
+from benchmarks.bench.prompts import TooLong, count_words, counted_by_tokenizer, fit, length, read_prompts
 from benchmarks.checkpoint import byte_tokenizer
 
 
@@ -27,6 +28,25 @@ def test_a_prompt_has_as_many_tokens_as_it_should(wanted: int, seed: int, count)
     text = asyncio.run(fit("7", wanted, count, Random(seed)))
     assert asyncio.run(count(text)) == wanted
     assert text.startswith("7")
+
+
+def at_most(limit: int):
+    async def count(text: str) -> int:
+        if (num_tokens := await count_pieces(text)) > limit:
+            raise TooLong(f"at most {limit}, got {num_tokens}")
+        return num_tokens
+    return count
+
+
+@pytest.mark.parametrize("wanted", [100, 60, 51, 20])
+def test_a_server_may_count_no_more_than_its_model_reads(wanted: int) -> None:
+    text = asyncio.run(fit("7", wanted, at_most(100), Random(0)))
+    assert asyncio.run(count_pieces(text)) == wanted
+
+
+def test_a_prompt_that_is_longer_than_that_is_said() -> None:
+    with pytest.raises(NoAnswer, match="at most 100, got 1"):
+        asyncio.run(fit("7", 101, at_most(100), Random(0)))
 
 
 def test_a_prompt_is_no_shorter_than_its_beginning() -> None:
