@@ -101,14 +101,18 @@ def agrees(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = 
     assert first.logits.dtype == torch.float32
     assert all(other.logits is None and torch.equal(other.hidden, first.hidden) for other in others)
     for ours, theirs, truth in ((first.hidden, same.hidden, exact.hidden), (first.logits, same.logits, exact.logits)):
-        if dtype == torch.float32:
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        if dtype == torch.float32:  # rounding grows with the terms that are added up, and these with what is usual
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=max(1e-4, 2e-5 * usual_size(theirs)))
         else:
             assert measure(ours, truth) < 1.25 * measure(theirs, truth)
 
 
 def distance(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.float() - theirs.float()).square().mean().sqrt())
+
+
+def usual_size(tensor: Tensor) -> float:
+    return float(tensor.square().mean().sqrt())
 
 
 def usual_distance(ours: Tensor, theirs: Tensor) -> float:

@@ -1,7 +1,7 @@
 """What adapters add by kernels, under Triton's interpreter, against what they add by torch."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -22,10 +22,18 @@ from shard.layers.stacks import Stacks
 
 CPU = torch.device("cpu")
 CLOSE = {torch.float32: 1e-5, torch.float16: 4e-3}
-INPUTS = slabs.SPLIT + 100  # so that sums have two splits, the second of which is not full
+SPLIT = 2 * slabs.PIECE  # fewer than on a GPU: an interpreter takes its time, and two pieces are as good as sixteen
+INPUTS = SPLIT + 100  # so that sums have two splits, the second of which is not full
 WIDTHS = 40, 3, slabs.BLOCK + 9
 RANKS = {1: 4, 2: 8, 3: 5, 4: 16, 5: 40}
 RUNS = st.lists(st.builds(Run, st.integers(0, 5), st.integers(1, 6)), min_size=1, max_size=8)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_splits() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slabs, "SPLIT", SPLIT)
+        yield
 
 
 @pytest.fixture(autouse=True)
