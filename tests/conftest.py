@@ -29,7 +29,7 @@ from typing import Any
 import hypothesis
 import pytest
 import uvloop
-from interpreting import replace_products
+from interpreting import prepare_interpreter
 from proc import child_pids, command_line
 from remembering import KEPT
 
@@ -71,7 +71,7 @@ def pytest_collection_finish() -> None:
     if (warmup := sys.modules.get("shard.warmup")) is not None:
         warmup.PATIENCE["cpu"] = warmup.BRIEF = 0.0
     if "torch" in sys.modules and importlib.util.find_spec("triton"):  # which comes for Linux only
-        replace_products()
+        prepare_interpreter()
     gc.enable()
     gc.collect()
     gc.freeze()
