@@ -53,7 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.timeout_method = "thread"
     # Fixed examples, so that a red test is the fault of the change at hand; `-m long` looks for new ones.
     hypothesis.settings.register_profile(
-        "weft", deadline=None, database=None, print_blob=True, derandomize=config.option.markexpr != "long")
+        "weft", deadline=None, database=None, print_blob=True, derandomize=config.option.markexpr != "long",
+        phases=set(hypothesis.Phase) - {hypothesis.Phase.explain})  # which traces every line
     hypothesis.settings.load_profile("weft")
     for owner, name, returns_at_once in BLOCKING:
         setattr(owner, name, never_in_a_loop(getattr(owner, name), returns_at_once))
