@@ -6,6 +6,7 @@ Knows nothing of ranks, nor of what a product is for.
 
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,32 +35,39 @@ def pack(weight: Tensor) -> Tensor:
     return packed
 
 
-# Tiles of AMX take so many rows at once. With more a product in bfloat16 is added up in another order.
 FEW_ROWS = 32
-TRIED = ((4864, 896), (2048, 2048))  # shapes of weights
-TRIED_ROWS = (33, 48, 300)
+
+
+class Trial(NamedTuple):
+    shapes: tuple[tuple[int, int], ...]  # of weights
+    rows: tuple[int, ...]
+
+
+# With AVX and no AVX2 large products in float32 are made by another kernel, of wide weights from 267 rows on.
+FLOAT32_TRIAL = Trial(((1024, 896),), (33, 600))
+# Tiles of AMX take 32 rows at once. With more a product in bfloat16 is added up in another order.
+TRIAL = Trial(((4864, 896), (2048, 2048)), (33, 48, 300))
 
 
 @cache
 def most_rows(dtype: torch.dtype) -> int | None:
-    """The most rows that a packed product takes at once and gives the bits that each has beside one other; None: any,
-    as for float32, which such tiles are not made for."""
-    if dtype == torch.float32 or all(is_steady(dtype, *shape) for shape in TRIED):
-        return None
-    return FEW_ROWS
+    """Return the most rows that a packed product takes at once and gives the bits that each has beside one other; None:
+    any."""
+    trial = FLOAT32_TRIAL if dtype == torch.float32 else TRIAL
+    return None if all(is_steady(dtype, *shape, trial.rows) for shape in trial.shapes) else FEW_ROWS
 
 
-def is_steady(dtype: torch.dtype, outputs: int, inputs: int) -> bool:
+def is_steady(dtype: torch.dtype, outputs: int, inputs: int, counts: tuple[int, ...]) -> bool:
     generator = torch.Generator().manual_seed(0)
-    weight, rows = (torch.randn(count, inputs, generator=generator).to(dtype) for count in (outputs, max(TRIED_ROWS)))
+    weight, rows = (torch.randn(count, inputs, generator=generator).to(dtype) for count in (outputs, max(counts)))
     packed = pack(weight)
 
     def product(x: Tensor) -> Tensor:
         made: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, None, "none", [], "")
         return made
 
-    first, last = product(rows[:2]), {count: product(rows[count - 2:count]) for count in TRIED_ROWS}
-    made = {count: product(rows[:count]) for count in TRIED_ROWS}
+    first, last = product(rows[:2]), {count: product(rows[count - 2:count]) for count in counts}
+    made = {count: product(rows[:count]) for count in counts}
     return all(torch.equal(made[count][:2], first) and torch.equal(made[count][-2:], last[count]) for count in made)
 
 

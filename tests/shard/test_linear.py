@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -12,6 +15,14 @@ MOST_ROWS = 300
 DTYPES = [pytest.param(dtype, marks=pytest.mark.skipif(not can_pack(dtype), reason="not packed on this processor"))
           for dtype in (torch.float32, torch.bfloat16)]
 CPU = torch.device("cpu")
+OLDER = """
+import torch
+from shard.layers.linear import make_linear
+torch.manual_seed(0)
+linear, rows = make_linear(torch.randn(1024, 896)), torch.randn(600, 896)
+pairs = torch.cat([linear(rows[place:place + 2]) for place in range(0, 600, 2)])
+assert all(torch.equal(linear(rows[:count]), pairs[:count]) for count in (32, 300, 400, 600))
+"""
 
 row_counts = st.integers(2, MOST_ROWS)
 widths = st.sampled_from([1, 7, 33, 64, 171, 500])
@@ -82,3 +93,9 @@ def test_rows_of_wide_products_have_the_same_bits_in_any_company(
     for count in (2, 31, 32, 33, 48, 65, 128, 257, 300):
         assert torch.equal(linear(rows[:count]), expected[:count])
         assert torch.equal(linear(rows[-count:]), expected[-count:])
+
+
+@pytest.mark.slow
+def test_so_have_rows_of_large_products_without_newer_units() -> None:
+    """With AVX and no AVX2 each row of a product in float32 had others from 384 rows on."""
+    subprocess.run([sys.executable, "-P", "-c", OLDER], check=True, env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX"})
