@@ -77,7 +77,7 @@ def test_a_server_that_cannot_start_says_so_in_an_object(tmp_path: Path) -> None
     command = (WEFT, "serve", SIMULATED, "--port", "0", "--json-output", "--api-keys", "keys.json")
     with logging(tmp_path, *command) as server:
         assert server.until("router: keys.json")["level"] == "ERROR"
-        assert server.process.wait() == 1
+        assert server.process.wait() == 2  # to start it again would not help
 
 
 def test_the_launcher_of_text_generation_inference_serves(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_what_one_tenant_asks_for_changes_nothing_for_another(tmp_path, change):
         assert before != good
         answer = await weft.http.request(method, path, json=asked, headers=by("sk-a"))
         assert answer.status == 403
-        assert "needs an admin key" in (await answer.json())["error"]
+        assert "needs an admin key" in (await answer.json())["error"]["message"]
         assert await known(weft, "sk-b") == {("victim", None), ("good", None)}
         assert await said(weft, "sk-b", "victim") == before
     play(story, tmp_path, http=True, store=Store("good", "victim"), api_keys=write(tmp_path, USERS))
