@@ -51,6 +51,7 @@ Observed = tuple[Load, float]  # a step and its seconds
 
 
 def dot(coefficients: Terms, load: Load) -> float:
+    """Return the seconds of a step with this load, by these coefficients."""
     a, b, c, d = coefficients
     return a + b * load.rows + c * load.chunk_tokens + d * load.context
 
