@@ -151,7 +151,7 @@ def check_readable(path: str, flag: str) -> None:
 
 def check_folder(path: str, flag: str) -> None:
     if path and not os.path.isdir(path):
-        raise ValueError(f"there is no folder {path} ({flag})")
+        raise Misconfigured(f"there is no folder {path} ({flag})")
 
 
 def checked(folder: str) -> str:

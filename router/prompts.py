@@ -44,11 +44,13 @@ class Limits:
         spare = config.look_ahead * (facts.tokens_per_step - 1)
         fits = min(facts.max_positions, facts.num_blocks * facts.block_size - spare)
         total = config.max_total_tokens or fits
+        is_fixed = config.max_batch_total_tokens is not None  # or the cache depends on how much memory is free now
         if total > fits:
-            raise CannotStartNow(f"--max-total-tokens is {total}, but model and cache can hold {fits} tokens; lower it")
+            kind = ValueError if is_fixed or total > facts.max_positions else CannotStartNow
+            raise kind(f"--max-total-tokens is {total}, but model and cache can hold {fits} tokens; lower it")
         prompt = config.max_input_tokens or total - 1
         if prompt >= total:
-            kind = ValueError if total == facts.max_positions else CannotStartNow  # which has to do with memory
+            kind = ValueError if is_fixed or prompt >= facts.max_positions else CannotStartNow
             raise kind(f"--max-input-tokens is {prompt}, it must be below --max-total-tokens ({total})")
         return cls(max_input_tokens=prompt, max_total_tokens=total)
 

@@ -23,7 +23,10 @@ def read_config(folder: Path) -> ModelConfig:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no JSON object")
-    return describe_model(Given(values, str(path)))
+    try:
+        return describe_model(Given(values, str(path)))
+    except (AttributeError, LookupError, TypeError, ArithmeticError) as error:
+        raise ValueError(f"{path} has a value of the wrong kind: {error}") from error
 
 
 def describe_model(given: Given) -> ModelConfig:

@@ -41,7 +41,7 @@ class Given:
 
     def one_of(self, name: str, value: object, supported: Collection[Any]) -> Any:
         """`value`, which stands under this name or is its default."""
-        if value not in supported:
+        if value not in tuple(supported):  # it may be of a kind that no dictionary takes
             raise self.refusal(f"{name} {value}", supported)
         return value
 

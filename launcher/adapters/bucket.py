@@ -77,7 +77,7 @@ def refusal(response: Mapping[str, Any], what: str) -> Exception:
     if code in MISSING:
         return Refused("missing", f"there is no {what}")
     if code in CHANGED:
-        return Refused("invalid", f"{what} changed while it was read; try again")
+        return Refused("unreachable", f"{what} changed while it was read; try again")
     if status in FORBIDDEN:
         return Refused("forbidden", f"the server may not read {what} ({code:.50})")
     return Unreachable(f"the storage of {what} answers {status} {code:.50}", heard=True)

@@ -108,7 +108,7 @@ class HubSource:
     def _asked(self, work: Callable[[], Answer]) -> Answer:
         """What keeps the Hub from answering, as Refused."""
         if self._access.offline:
-            raise Refused("unreachable", f"{self._access.offline} is set, so the Hub is not asked, and the adapter is "
+            raise Refused("missing", f"{self._access.offline} is set, so the Hub is not asked, and the adapter is "
                                          "not on this machine")
         try:
             return work()

@@ -118,7 +118,7 @@ def bring(root: int, files: dict[str, Opened], folder: Path) -> None:
         copy(file, folder / name)
     for name, file in files.items():
         if not file.stamp == stamp_of(os.fstat(file.descriptor)) == stamp_now(root, file.path):
-            raise Refused("invalid", f"{name} changed while it was read; try again")
+            raise Refused("unreachable", f"{name} changed while it was read; try again")
 
 
 def copy(file: Opened, target: Path) -> None:

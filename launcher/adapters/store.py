@@ -24,7 +24,7 @@ from uuid import uuid4
 
 from launcher.adapters.contents import Contents, digest_of, read_contents
 from launcher.adapters.pins import Pins
-from launcher.adapters.refused import Refused
+from launcher.adapters.refused import Kind, Refused
 from launcher.meter import amount
 
 ABANDONED = 24 * 3600 * 10**9  # nanoseconds after which nobody goes on with a download
@@ -159,9 +159,9 @@ class Store:
         pinned = self._pins.everybodys()
         needed = sum(kept[digest] for digest in kept.keys() & pinned)
         if size and needed + size > self._most:
-            raise Refused("no_room", f"an adapter of {amount(size)} does not fit: adapters may take "
-                                     f"{amount(self._most)} on disk (--adapter-disk-gb), and {amount(needed)} are in "
-                                     "use")
+            kind: Kind = "no_room" if needed else "invalid"  # no waiting helps who is too large by itself
+            raise Refused(kind, f"an adapter of {amount(size)} does not fit: adapters may take "
+                                f"{amount(self._most)} on disk (--adapter-disk-gb), and {amount(needed)} are in use")
         return pinned
 
     def _shrink(self, size: int) -> None:

@@ -22,10 +22,11 @@ def read_rotary(given: Given, positions: int, layers: str = "full_attention", *,
                 renamed: Mapping[str, str] = MappingProxyType({})) -> Rotary:
     """From `rope_parameters`, or from `rope_scaling` with `rope_theta` beside it, as older files have it. A model may
     tell it apart for `layers` of each kind, and have `renamed` kinds."""
-    values = given.get("rope_parameters", "rope_scaling") or {}
-    scaling = given.instead(values.get(layers, values), "rope_parameters")
+    values = given.within("rope_parameters" if given.get("rope_parameters") is not None else "rope_scaling")
+    values = values.within(layers) if values.get(layers) is not None else values
+    scaling = given.instead(values.values, "rope_parameters")
     kind = scaling.get("rope_type", "type") or "default"
-    kind = renamed.get(kind, kind)
+    kind = renamed.get(str(kind), kind)
     scaling.one_of("rope_type", kind, ROTARY_KINDS)
     share = scaling.number("partial_rotary_factor", given.number("partial_rotary_factor", 1.0))
     theta = scaling.number("rope_theta", given.number("rope_theta", 10000.0))

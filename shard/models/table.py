@@ -80,10 +80,9 @@ def describe_other(given: Given) -> ModelConfig:
     try:
         return transformers_fallback.describe_foreign(given)
     except Unsuitable as unsuitable:
-        name = (given.get("architectures") or ["none"])[0]
-        raise ValueError(f"{given.source}: architecture {name} is not supported: {unsuitable}; supported: "
-                         f"{', '.join([*ARCHITECTURES, *ENCODERS])}, and decoders of text with plain attention that "
-                         f"transformers knows") from unsuitable
+        raise ValueError(f"{given.source}: architecture {name_architecture(given)} is not supported: {unsuitable}; "
+                         f"supported: {', '.join([*ARCHITECTURES, *ENCODERS])}, and decoders of text with plain "
+                         f"attention that transformers knows") from unsuitable
 
 
 OTHERS = Architecture(describe_other, transformers_fallback.read_foreign)
@@ -93,9 +92,16 @@ def find_architecture(name: str) -> Architecture:
     return ARCHITECTURES.get(name, OTHERS)
 
 
+def name_architecture(given: Given) -> str:
+    names = given.get("architectures") or ["none"]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise ValueError(f"{given.source}: architectures must be a list of names, got {names!r}")
+    return names[0]
+
+
 def describe(given: Given) -> ModelConfig:
     """By the name of its architecture."""
-    name = (given.get("architectures") or ["none"])[0]
+    name = name_architecture(given)
     return (ENCODERS.get(name) or find_architecture(name)).describe(given)
 
 

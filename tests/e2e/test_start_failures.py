@@ -92,6 +92,7 @@ def changed(**values: Any) -> Callable[[Path], None]:
     ("config.json", lambda path: path.write_text("{"), "config.json is not JSON"),
     ("config.json", changed(architectures=["LoomForCausalLM"], model_type="loom"), "architecture LoomForCausalLM"),
     ("config.json", changed(quantization_config={"quant_method": "loom"}), "quantised as loom are not supported"),
+    ("config.json", changed(rope_parameters="linear"), "config.json: rope_parameters must be an object, got 'linear'"),
     ("config.json", Path.unlink, "has no config.json"),
     ("model.safetensors", cut, "is the download complete?"),
     ("model.safetensors", lambda path: path.rename(path.with_name("pytorch_model.bin")), "*.safetensors"),
@@ -120,12 +121,15 @@ def test_settings_that_the_model_or_the_machine_does_not_fit_are_one_line(
     assert words in lines[0]
 
 
-def test_an_adapter_that_the_hub_does_not_send_now_may_come_another_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("offline", "expected", "words"), [
+    ("", 1, "cannot reach the Hub"), ("1", 2, "HF_HUB_OFFLINE is set, so the Hub is not asked")])
+def test_an_adapter_that_the_hub_does_not_send_now_may_come_another_time_unless_it_is_not_to_be_asked(
+        tmp_path: Path, offline: str, expected: int, words: str) -> None:
     arguments = ("--adapter-id", "org/a", "--adapter-source", "hub")
-    code, lines = started(SIMULATED, *arguments, cwd=tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="",
-                          HF_HOME=str(tmp_path))
-    assert code == 1
-    assert "cannot reach the Hub" in lines[-1]
+    code, lines = started(SIMULATED, *arguments, cwd=tmp_path, HF_ENDPOINT="http://127.0.0.1:9",
+                          HF_HUB_OFFLINE=offline, HF_HOME=str(tmp_path))
+    assert code == expected
+    assert words in lines[-1]
 
 
 def test_a_cache_that_does_not_fit_is_one_line_that_names_the_flag(model: Path, tmp_path: Path) -> None:

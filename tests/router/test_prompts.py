@@ -51,11 +51,19 @@ def test_limits_beyond_what_fits_are_refused_at_the_start(setting, flag):
         Limits.of(RouterConfig(**setting), FACTS)
 
 
-@pytest.mark.parametrize(("num_blocks", "kind"), [(100, CannotStartNow), (200, ValueError)])
-def test_a_limit_that_the_cache_cannot_hold_now_may_fit_where_more_memory_is_free(num_blocks, kind):
-    with pytest.raises(ValueError, match="--max-input-tokens is 2048") as error:
-        Limits.of(RouterConfig(max_input_tokens=2048), replace(FACTS, num_blocks=num_blocks))
+@pytest.mark.parametrize(("num_blocks", "most", "kind"), [
+    (100, 1700, CannotStartNow), (100, 2048, ValueError), (200, 2048, ValueError)])
+def test_a_limit_that_the_cache_cannot_hold_now_may_fit_where_more_memory_is_free(num_blocks, most, kind):
+    with pytest.raises(ValueError, match=f"--max-input-tokens is {most}") as error:
+        Limits.of(RouterConfig(max_input_tokens=most), replace(FACTS, num_blocks=num_blocks))
     assert error.type is kind
+
+
+@pytest.mark.parametrize("setting", [{"max_input_tokens": 1696}, {"max_total_tokens": 1700}])
+def test_a_limit_that_a_cache_of_fixed_size_cannot_hold_never_fits(setting):
+    with pytest.raises(ValueError, match=r"it must be below|can hold 1696 tokens") as error:
+        Limits.of(RouterConfig(max_batch_total_tokens=1700, **setting), replace(FACTS, num_blocks=106))
+    assert error.type is ValueError
 
 
 def test_steps_that_may_yield_several_tokens_leave_fewer_places():

@@ -1,5 +1,7 @@
 import json
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,11 @@ def test_positions_reach_as_far_as_the_rotary_embedding(scaling: dict[str, Any],
 @pytest.mark.parametrize(("changes", "complaint"), [
     ({"architectures": ["HomeMadeModel"]}, "architecture HomeMadeModel .*Llama.*, Qwen2.*, Qwen3ForCausalLM"),
     ({"architectures": None}, "architecture none is not supported"),
+    ({"architectures": 5}, "architectures must be a list of names, got 5"),
+    ({"architectures": [["x"]]}, "architectures must be a list of names, got"),
+    ({"rope_scaling": "linear"}, "rope_scaling must be an object, got 'linear'"),
+    ({"rope_parameters": {"full_attention": 5}}, "full_attention must be an object, got 5"),
+    ({"rope_scaling": {"rope_type": ["linear"]}}, r"rope_type \['linear'\] is not supported"),
     ({"hidden_act": "gelu"}, "hidden_act gelu is not supported; supported: silu"),
     ({"rope_scaling": {"type": "ntk"}}, "rope_type ntk .*default, linear, dynamic, llama3, yarn, longrope"),
     ({"rope_scaling": {"type": "linear"}}, "rope_parameters: factor must be a number above 0, got None"),
@@ -107,6 +114,18 @@ def test_windows_are_read_by_layer(changes: dict[str, Any], windows: tuple[int, 
 def test_layers_of_kinds_that_are_not_known_are_refused(kinds: list[str], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         read(**QWEN | {"layer_types": kinds})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_moe", "gpt2"])
+def test_a_value_of_any_kind_is_read_or_refused(family: str, tmp_path: Path) -> None:
+    """What else came of it ended a shard with a traceback, and it was started again for ever."""
+    folder = tiny_checkpoint(tmp_path, family)
+    config = json.loads((folder / "config.json").read_text())
+    for name, value in product(config, (5, -1, 0.5, True, "x", [], [[]], [5], {}, {"x": []}, 1e999)):
+        (folder / "config.json").write_text(json.dumps(config | {name: value}))
+        with suppress(ValueError):
+            read_config(folder)
 
 
 def test_an_error_names_the_file(tmp_path: Path) -> None:

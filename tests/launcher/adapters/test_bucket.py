@@ -112,7 +112,7 @@ def test_a_file_is_read_only_if_it_is_still_the_same(client: Client, start: int,
 @pytest.mark.parametrize(("fault", "kind", "why"), [
     (ClientError("NoSuchKey", 404), "missing", "there is no 's3://loras/a'"),
     (ClientError("NoSuchBucket", 404), "missing", "there is no 's3://loras/a'"),
-    (ClientError("PreconditionFailed", 412), "invalid", "changed while it was read; try again"),
+    (ClientError("PreconditionFailed", 412), "unreachable", "changed while it was read; try again"),
     (ClientError("AccessDenied", 403), "forbidden", r"may not read 's3://loras/a' \(AccessDenied\)"),
     (ClientError("InvalidAccessKeyId", 403), "forbidden", "InvalidAccessKeyId"),
     (ClientError("SlowDown", 503), "", "answers 503 SlowDown"),

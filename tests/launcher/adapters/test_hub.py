@@ -263,7 +263,7 @@ def nearby(bench: Bench, *, own_token: bool = False) -> tuple[dict[str, bytes], 
 def test_nothing_is_asked_where_a_variable_forbids_it(bench: Bench) -> None:
     bench.source = bench.make(offline="HF_HUB_OFFLINE")
     refused = bench.refusal()
-    assert (refused.kind, "HF_HUB_OFFLINE is set" in str(refused)) == ("unreachable", True)
+    assert (refused.kind, "HF_HUB_OFFLINE is set" in str(refused)) == ("missing", True)
     with pytest.raises(Refused, match="HF_HUB_OFFLINE"):
         bench.source.check_allowed(Allowed("hub", "org/name"))
     assert bench.fake.asked == []

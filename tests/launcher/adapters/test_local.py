@@ -249,7 +249,7 @@ def test_what_changes_while_it_is_read_is_told(bench: Bench, change: str, name: 
     path = bench.root / "team" / "one" / name
     with pytest.raises(Refused, match=f"{name} changed while it was read; try again") as refused:
         bench.bring("team/one", lambda: CHANGES[change](path))
-    assert refused.value.kind == "invalid"
+    assert refused.value.kind == "unreachable"
 
 
 # -- what is known again

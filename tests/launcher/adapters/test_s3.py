@@ -33,7 +33,7 @@ class Shelf:
     def read(self, bucket: str, key: str, etag: str, start: int) -> Iterator[bytes]:
         self.asked.append((key, start))
         if etag != self.etag(key):
-            raise Refused("invalid", "changed while it was read; try again")
+            raise Refused("unreachable", "changed while it was read; try again")
         content = self.files[key][:self.cuts.pop() if self.cuts else None]
         for place in range(start, len(content), 1000):
             yield content[place:place + 1000]

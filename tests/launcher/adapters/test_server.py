@@ -105,8 +105,8 @@ def test_a_line_that_is_none_is_answered_without_an_id(desk: Heard, line: bytes)
     ({"op": "sing"}, "invalid"), ({"op": "fetch", "source": "pbase", "name": "a/1"}, "invalid"),
     ({"op": "fetch", "source": "s3", "name": "loras"}, "invalid"),
     ({"op": "merge", "digests": []}, "invalid"), ({"op": "fetch", "source": "local", "name": "a"}, "forbidden"),
-    ({"op": "fetch", "source": "hub", "name": "org/name"}, "unreachable"),
-    ({"op": "allowed", "source": "hub", "name": "org/name"}, "unreachable")])
+    ({"op": "fetch", "source": "hub", "name": "org/name"}, "missing"),
+    ({"op": "allowed", "source": "hub", "name": "org/name"}, "missing")])
 def test_what_is_refused_has_the_id_of_its_request(
         desk: Heard, line: dict[str, Any], kind: str) -> None:
     answer = desk.ask(json.dumps({"id": 5} | line).encode())
