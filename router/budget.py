@@ -46,12 +46,13 @@ class PromptShare:
 
     Two bounds meet here. The stall promise protects sequences that decode: the chunks of a step, by the cost model and
     its caution, add at most `stall_seconds` to it. Requests that wait for their first token are protected by what
-    prompts earn: a second of decodes holds them up for a second and earns two, or twice waiting / decoding where more
+    prompts earn: a second of decodes holds them up for a second and earns two, times waiting / decoding where more
     wait than decode. What was earned since prompts last ran may be added, whatever the stall promise says. So however
-    slow a step is, prompts get about two thirds of the time while any wait, decodes never hold a request up for longer
-    than the prompts before it and its own take, and while no more wait than decode a step with prompts takes at most
-    three times as long as without. What is earned beyond twice the decodes belongs to the first prompt alone: to end
-    prompts one after the other brings no first token later than to end them together, and most of them sooner.
+    slow a step is, prompts get two thirds of the time while any wait (at least half: they run in whole blocks, and what
+    is left of less than one is lost), decodes never hold a request up for longer than the prompts before it and
+    its own take, and while no more wait than decode prompts add at most the stall promise, twice what the step
+    takes without them, or one block, whichever is most. What waiting / decoding adds belongs to the first prompt alone:
+    to end prompts one after the other brings no first token later than to end them together, and most of them sooner.
     """
 
     def __init__(self) -> None:

@@ -108,8 +108,8 @@ class RouterConfig:
         "while the running sequences pause.", choices=("mixed", "pause"))
     max_decode_stall_ms: float | None = setting(
         None, "With mixed steps: how much longer a step may take because prompts run in it. By default 50 on CUDA, 150 "
-        "on CPU. Prompts may always take twice as long as the step takes without them, and more while more requests "
-        "wait than run: a slow machine would not get to them otherwise.", low=0)
+        "on CPU. Prompts may always take twice as long as the step takes without them, and more while more "
+        "requests wait than run: a slow machine would not get to them otherwise.", low=0)
     waiting_served_ratio: float = setting(
         0.3, "With pause: prompts are taken as soon as this many times the running sequences wait.", low=0)
     max_waiting_tokens: int = setting(

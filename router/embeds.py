@@ -23,6 +23,8 @@ class Embeds:
     def draft(self) -> Draft | None:
         """A step, if it is theirs."""
         wish = self.house.next_wish()
+        if wish is Wish.TEXT and not self.house.num_embeds():
+            self._share.planned(left_out=False)  # who was held up has left
         is_theirs = wish is not Wish.TEXT and not (self._was_last and len(self.house.running))
         draft = self._draft(wish) if is_theirs else None
         self._was_last = draft is not None

@@ -61,6 +61,14 @@ class Queue:
     def num_aside(self) -> int:
         return sum(map(len, self.aside.values()))
 
+    @property
+    def num_able(self) -> int:
+        """How many wait for text to be generated and are not set aside."""
+        aside = self.num_aside
+        if aside and self.num_embeds:
+            aside = sum(sequence.request.wish is Wish.TEXT for line in self.aside.values() for sequence in line)
+        return self.demand.count - self.num_embeds - aside
+
     def of(self, tenant: str) -> Rows[Sequence]:
         """Those that have what they need."""
         return self._lines[tenant].waiting if tenant in self._lines else ()

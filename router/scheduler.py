@@ -287,8 +287,11 @@ class Scheduler:
         if not demand.count:
             return 0
         fit = blocks.num_free * blocks.size * demand.count // max(demand.tokens, 1)
-        able = demand.count - self._queue.num_aside - self._queue.num_embeds
-        return max(0, min(able, fit, self.policy.max_batch_size - len(self.running)))
+        return max(0, min(self._queue.num_able, fit, self.policy.max_batch_size - len(self.running)))
+
+    def num_embeds(self) -> int:
+        """Return how many texts wait to be run as a whole."""
+        return self._queue.num_embeds
 
     def take(self, newcomer: Sequence) -> None:
         """It starts."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.costs import CostModel
+from router.costs import SURPRISES, CostModel
 from router.forecast import Forecast
 from router.policy import Policy
 from router.queue import Demand
@@ -64,6 +64,17 @@ def test_what_was_wrong_with_forecasts_is_learned_and_makes_careful_while_it_var
     for wait in (0.5, 2.0) * 50:
         one.started(1.0, wait)
     assert one.at_worst(1.0) > 2.0
+
+
+@pytest.mark.parametrize("factor", [10.0, 2.5, 0.1])
+def test_a_new_pace_is_not_counted_twice_where_steps_of_it_were_seen(factor: float) -> None:
+    one, running = forecast(), [sequence(1, 16, 100, generated=40), sequence(2, 16, 100)]
+    for took in [0.01] * 20 + [0.01 * factor] * (SURPRISES - 1):
+        one.new_pace(1.0)
+        one.step_took(took, 0, crowded=False)
+    one.new_pace(factor)
+    one.step_took(0.01 * factor, 0, crowded=False)
+    assert seconds(one, [], running) == pytest.approx(60 * 0.01 * factor)
 
 
 def test_a_very_long_queue_is_taken_to_go_on_as_it_begins() -> None:

@@ -258,6 +258,23 @@ def test_under_pause_only_a_prompt_longer_than_the_budget_is_cut():
     assert second not in plan.members
 
 
+@pytest.mark.parametrize(("batch", "prompt", "expected"), [(64, 16, 20), (8, 16, 7), (64, 160, 6)])
+def test_of_those_who_wait_so_many_have_room_as_batch_and_cache_can_take(batch, prompt, expected):
+    core = scheduler(max_batch_size=batch)
+    submit(core)
+    step(core)
+    for _ in range(20):
+        submit(core, prompt=prompt)
+    assert core.num_with_room() == expected
+
+
+def test_who_waits_for_an_adapter_or_needs_no_room_does_not_count_as_having_room():
+    core = scheduler()
+    for fields in ({"wish": Wish.VECTOR}, {"adapter": ADAPTER}, {"wish": Wish.VECTOR, "adapter": ADAPTER}, {}):
+        submit(core, output=0 if "wish" in fields else 8, **fields)
+    assert core.num_with_room() == 1
+
+
 @pytest.mark.parametrize("held", [False, True])
 def test_under_pause_only_those_count_as_waiting_who_could_join(held):
     """Else a few who wait for something else would make the running pause for each newcomer."""
