@@ -96,6 +96,7 @@ def steps() -> tuple[Family, ...]:
         Family("tgi_batch_next_size", H, "Newcomers that start in the same step.", bounds=BATCH_SIZES),
         Family("tgi_batch_stall_duration", H, "Seconds for which prompts kept those waiting that were generating.",
                bounds=DURATIONS),
+        Family("tgi_batch_stall_exceeded", C, "Mixed steps in which prompts took twice as long as they may."),
         Family("tgi_batch_max_stall_duration", G, "Seconds that a stall may take in any case (--max-decode-stall-ms)."),
         Family("tgi_batch_prompt_tokens", C, "Prompt tokens that were sent to be computed."),
         Family("tgi_batch_generated_tokens", C, "Tokens that were delivered."),

@@ -24,6 +24,8 @@ from router.scheduler import Scheduler
 from router.story import RUNNING, Cause
 from router.trials import Loss
 
+BROKEN = 2.0  # a stall of so many times what it may take
+
 
 class Tally:
     """All that is counted, and the page that says it."""
@@ -127,6 +129,7 @@ class StepTally:
             Concat: meters.histogram("tgi_batch_concat_duration", "decode")}
         self._newcomers, self._joined = meters.histogram("tgi_batch_next_size"), meters.counters("tgi_batch_concat")
         self._stall = meters.histogram("tgi_batch_stall_duration")
+        self._exceeded = meters.counter("tgi_batch_stall_exceeded")
         self._skipped = meters.histogram("tgi_request_skipped_tokens")
         self._prompt_tokens = meters.counter("tgi_batch_prompt_tokens")
         self._generated_tokens = meters.counter("tgi_batch_generated_tokens")
@@ -198,6 +201,10 @@ class StepTally:
             costs, empty = self._core.costs, Load()
             added = fsum(costs.predict(load_of_chunk(chunk.start, chunk.length)) - costs.predict(empty)
                          for chunk in step.chunks)
-            self._stall.observe(max(0.0, seconds - (plan.seconds - added)))
+            stall = seconds - (plan.seconds - added)
+            self._stall.observe(max(0.0, stall))
+            # Prompts may take what was promised, or more where that much was planned: see PromptShare.
+            if stall > BROKEN * max(self._core.policy.stall_seconds, added):
+                self._exceeded.add()
         elif not self._core.policy.mixed and len(self._core.running) > len(plan.members):
             self._stall.observe(seconds)

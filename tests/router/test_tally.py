@@ -230,6 +230,19 @@ def test_a_stall_is_what_a_mixed_step_took_longer_than_it_would_have_without_pro
     assert samples["tgi_batch_stall_duration_sum"] == pytest.approx(0.070, rel=0.05)
 
 
+@pytest.mark.parametrize(("took", "exceeded"), [(0.280, 0), (0.330, 1)])  # 10 ms without prompts, 150 are promised
+def test_a_stall_of_twice_what_is_promised_is_counted(took, exceeded):
+    counted = Counted()
+    counted.steps.answered(prefill(1, alongside=True, lengths=(50,), seconds=0.060), answer(1, seconds=took), 0.1, 0.0)
+    assert counted["tgi_batch_stall_exceeded"] == exceeded
+
+
+def test_a_stall_of_twice_what_is_promised_is_none_where_that_was_planned():
+    counted = Counted()
+    counted.steps.answered(prefill(1, alongside=True, lengths=(500,), seconds=0.510), answer(1, seconds=0.6), 0.1, 0.0)
+    assert counted["tgi_batch_stall_exceeded"] == 0
+
+
 def test_where_nobody_generates_prompts_stall_nobody():
     for counted in (Counted(), Counted(mixed=False)):
         counted.running(1)
