@@ -156,6 +156,10 @@ class Adapters:
     def known(self) -> dict[Named, Entry]:
         return dict(self._entries)
 
+    def being_fetched(self) -> set[Named]:
+        """Return what will be known in a moment, unless its source does not have it."""
+        return {named for named, _ in self._fetching}
+
     @property
     def names(self) -> dict[str, Named]:
         """What names stand for that are not those of a source."""

@@ -62,7 +62,8 @@ class AdapterRoutes:
 
     async def load(self, request: web.Request) -> web.Response:
         asked = await read_body(request, LoadAdapter)
-        named = await self._load(Named(asked.id, asked.source, asked.api_token or ""), asked.alias)
+        check_name("id", asked.id)
+        named = await self._load(Named(asked.id, asked.source, asked.api_token or ""), asked.alias, "alias")
         entry = self._adapters.known().get(named)
         if entry is None:
             raise web.HTTPConflict(text=f"the adapter {named.name} was forgotten while it was loaded")
@@ -76,11 +77,12 @@ class AdapterRoutes:
     async def load_lora(self, request: web.Request) -> web.Response:
         asked = await read_body(request, LoadLora)
         name, path = asked.lora_name, asked.lora_path
+        check_name("lora_path", path)
         if self._found(name) and not asked.load_inplace:
             raise web.HTTPBadRequest(text=f"The lora adapter '{name}' has already been loaded. If you want to load the "
                                           "adapter in place, set 'load_inplace' to True.")
         wanted = Named(path, "local" if path.startswith(("/", ".")) else None)
-        await self._load(wanted, name, in_place=asked.load_inplace)
+        await self._load(wanted, name, "lora_name", in_place=asked.load_inplace)
         return web.Response(text=f"Success: LoRA adapter '{name}' added successfully.")
 
     async def unload_lora(self, request: web.Request) -> web.Response:
@@ -97,11 +99,11 @@ class AdapterRoutes:
             raise InvalidRequest("this model is served without adapters (--adapters)")
         return adapters
 
-    async def _load(self, wanted: Named, alias: str | None, *, in_place: bool = False) -> Named:
-        """As it is known. `in_place`: an alias may be taken from another adapter."""
+    async def _load(self, wanted: Named, alias: str | None, field: str, *, in_place: bool = False) -> Named:
+        """As it is known. `field` is that of the alias; `in_place`: it may be taken from another adapter."""
         adapters, engine = self._adapters, self._house.engine
         named = adapters.checked(wanted)
-        self._check_alias(alias, named, in_place=in_place)
+        self._check_alias(alias, named, field, in_place=in_place)
         if adapters.stays(named):
             raise web.HTTPConflict(text=f"the adapter {named.name} was loaded at start and stays as it is")
         before = adapters.known().get(named)
@@ -112,20 +114,20 @@ class AdapterRoutes:
         if before is not None:
             self._let_go(before)
         if alias is not None:
-            self._check_alias(alias, named, in_place=in_place)  # others may have come while it was fetched
+            self._check_alias(alias, named, field, in_place=in_place)  # others may have come while it was fetched
             adapters.call(alias, named)
         return named
 
-    def _check_alias(self, alias: str | None, named: Named, *, in_place: bool) -> None:
+    def _check_alias(self, alias: str | None, named: Named, field: str, *, in_place: bool) -> None:
         """Nobody who asks for something by its name gets another by it."""
         if alias is None:
             return
-        check_name("alias", alias)
+        check_name(field, alias)
         taken = self._taken(alias, named, in_place=in_place)
         if taken:
             raise web.HTTPConflict(
-                text=f"`alias` {alias} {taken}, so the adapter {named.name} ({named.source}) cannot be called so; "
-                     "choose another alias")
+                text=f"`{field}` {alias} {taken}, so the adapter {named.name} ({named.source}) cannot be called so; "
+                     f"choose another {field}")
 
     def _taken(self, alias: str, named: Named, *, in_place: bool) -> str:
         """Why a name is not free to be an alias of this adapter; empty if it is."""
@@ -135,7 +137,8 @@ class AdapterRoutes:
         holder = adapters.names.get(alias)
         if holder is not None and holder != named and (adapters.stays(holder) or not in_place):
             return f"is the name of the adapter {holder.name} ({holder.source})"
-        other = next((known for known in adapters.known() if known.name == alias and known != named), None)
+        others = (*adapters.known(), *adapters.being_fetched())
+        other = next((known for known in others if known.name == alias and known != named), None)
         return f"is the id of the adapter {other.name} ({other.source})" if other else ""
 
     def _unload(self, name: str) -> None:

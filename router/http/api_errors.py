@@ -39,7 +39,7 @@ KINDS: dict[type[Exception], tuple[int, str, str]] = {
 }
 # Errors whose own words are enough; others have TGI's before them, such as "Template error: ".
 PLAIN = (InvalidRequest, ToolsFailed, AdapterMissing, AdapterFailed)
-TYPES_BY_STATUS = {401: "authentication_error", 403: "permission_error"}
+TYPES_BY_STATUS = {403: "permission_error"}
 CODES_BY_STATUS = {401: "invalid_api_key", 405: "method_not_supported", 424: "adapter_failed"}
 OTHER_SHAPES = ("tgi", "lorax")  # of --compat, which have errors of their own below /v1
 

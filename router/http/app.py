@@ -19,6 +19,7 @@ from router.http.api_errors import ApiError, has_api_errors
 from router.http.classify import Classify
 from router.http.clouds import Clouds
 from router.http.completions import Completions
+from router.http.content_encoding import TooLargeDecompressed
 from router.http.cors import allow_origins
 from router.http.dialect import About, Engine, House
 from router.http.docs import Docs
@@ -123,7 +124,7 @@ def error_of(request: web.Request, error: Exception, compat: str) -> Told | ApiE
 def api_error(request: web.Request, error: Exception) -> ApiError:
     found = ApiError.of(error)
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return replace(found, message=too_large(request))
+        return replace(found, message=too_large(request, error))
     if error is request.match_info.http_exception:  # no route has this path, or none with this method
         asked = shortened(f"there is no {request.method} {request.path} here")
         if isinstance(error, web.HTTPMethodNotAllowed):
@@ -134,7 +135,7 @@ def api_error(request: web.Request, error: Exception) -> ApiError:
 
 def told(request: web.Request, error: Exception) -> Told:
     if isinstance(error, web.HTTPRequestEntityTooLarge):
-        return Told(413, "payload_too_large", too_large(request))
+        return Told(413, "payload_too_large", too_large(request, error))
     if isinstance(error, AdapterMissing) and request.path.startswith("/v1/"):  # where an adapter is named as a model
         return Told(404, "model_not_found", shortened(str(error)))
     return Told.of(error)
@@ -149,8 +150,8 @@ def lorax_told(request: web.Request, error: Exception) -> Told:
     return found
 
 
-def too_large(request: web.Request) -> str:
-    once = " once decompressed" if "Content-Encoding" in request.headers else ""
+def too_large(request: web.Request, error: Exception) -> str:
+    once = " once decompressed" if isinstance(error, TooLargeDecompressed) else ""
     return f"the body must have at most {request.client_max_size - 1} bytes{once} (--payload-limit)"
 
 

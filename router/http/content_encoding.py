@@ -16,6 +16,10 @@ RAW_DEFLATE = -15  # what some clients send as deflate: without zlib's head
 SLICE = 65_536  # bytes of input and of output in one call of zlib, a fraction of a millisecond
 
 
+class TooLargeDecompressed(web.HTTPRequestEntityTooLarge):
+    """The HTTP error 413 for a body that is small enough as it is sent."""
+
+
 def encoding_of(request: web.Request) -> str:
     """Return the encoding of a body. Raises the HTTP error 415 for one that is not taken."""
     given = ",".join(request.headers.getall("Content-Encoding", [IDENTITY])).strip().lower()
@@ -33,7 +37,7 @@ async def decompress(content: bytes, encoding: str, limit: int) -> bytes:
         for piece in slices(content, window_of(content, encoding)):
             body += piece
             if len(body) > limit:
-                raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=len(body))
+                raise TooLargeDecompressed(max_size=limit, actual_size=len(body))
             await asyncio.sleep(0)
     except zlib.error:
         raise web.HTTPBadRequest(text=f"the body is not whole, or not in its Content-Encoding, {encoding}") from None

@@ -7,7 +7,7 @@ Knows nothing of sampling. Offsets count bytes, as text-generation-inference's d
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from typing import Any
 
 from aiohttp import web
@@ -22,6 +22,7 @@ from router.prompts import Encoded, Names
 
 NAMES = Names(truncate="")  # nothing is cut
 PER_PIECE = 1024  # tokens; one call of the JSON encoder for all of a long text would hold Python's lock all the while
+LONGEST_WRITE = 65_536  # bytes; the text of a conversation may be all of a large body
 
 Told = dict[str, Any]
 
@@ -81,6 +82,12 @@ def json_pieces(told: Iterable[Told]) -> Iterator[bytes]:
     yield b"[]" if opening == "[" else b"]"
 
 
+def cut(piece: bytes) -> Iterator[bytes]:
+    """Yield what a client that reads takes within its patience, however slow it is."""
+    view = memoryview(piece)
+    return (bytes(view[start:start + LONGEST_WRITE]) for start in range(0, len(view), LONGEST_WRITE))
+
+
 async def send_json(request: web.Request, pieces: Sequence[bytes], patience: float) -> web.StreamResponse:
     """Send a body as fast as its client reads. Raises ConnectionResetError if it does not for so many seconds."""
     response = web.StreamResponse()
@@ -88,7 +95,7 @@ async def send_json(request: web.Request, pieces: Sequence[bytes], patience: flo
     response.content_length = sum(map(len, pieces))
     await response.prepare(request)
     try:
-        for piece in pieces:
+        for piece in chain.from_iterable(map(cut, pieces)):
             async with asyncio.timeout(patience):
                 await response.write(piece)
         async with asyncio.timeout(patience):

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, FailFast, Field
 
-from router.adapter import Named
+from router.adapter import Named, check_name
 from router.chat import Conversation
 from router.errors import AdapterMissing
 from router.http.api_errors import has_api_errors
@@ -66,6 +66,7 @@ class Asked(Foreign):
         where it gives no other."""
         if house.validator.adapters is None or self.model is None or is_base(self.model, house.about.name):
             return None
+        check_name("model", self.model)
         return Named(self.model, self.adapter_source or None, self.api_token or token)
 
     def as_wanted(self, prompt: str | Conversation, names: Names, caller: Caller) -> Wanted:

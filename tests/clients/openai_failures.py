@@ -29,7 +29,7 @@ def raised(kind: type[openai.APIError], call: Callable[[], object]) -> openai.AP
 def keys() -> None:
     error = raised(openai.AuthenticationError, lambda: create("sk-other"))
     assert "a key is needed" in error.message
-    assert (error.type, error.code) == ("authentication_error", "invalid_api_key")
+    assert (error.type, error.code) == ("invalid_request_error", "invalid_api_key")
 
 
 def streams() -> None:

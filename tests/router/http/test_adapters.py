@@ -249,6 +249,27 @@ def test_an_alias_that_was_taken_while_its_adapter_was_fetched_stays_with_who_ha
     play(story, tmp_path)
 
 
+def test_an_alias_is_no_name_that_is_being_fetched(tmp_path: Path) -> None:
+    async def story(house: House) -> None:
+        asked, may_answer = asyncio.Event(), asyncio.Event()
+        ask = house.store.ask
+
+        async def slowly(**question: Any) -> Mapping[str, Any]:
+            if question.get("name") == "org/b":
+                asked.set()
+                await may_answer.wait()
+            return await ask(**question)
+        house.store.ask = slowly  # type: ignore[method-assign]
+        await house.load("org/a")
+        fetching = asyncio.create_task(house.load("org/b"))
+        await asked.wait()
+        status, _, told = await house.failed("POST", "/v1/adapters", id="org/a", alias="org/b")
+        assert (status, "`alias` org/b is the id of the adapter org/b (hub)" in told) == (409, True)
+        may_answer.set()
+        await fetching
+    play(story, tmp_path)
+
+
 def test_a_client_of_vllm_takes_an_alias_in_place_but_no_id(tmp_path: Path) -> None:
     async def story(house: House) -> None:
         await house.load("org/a")
@@ -336,6 +357,21 @@ def test_what_is_no_name_is_refused(tmp_path: Path, body: dict[str, Any]) -> Non
     async def story(house: House) -> None:
         assert (await house.failed("POST", "/v1/adapters", **{"id": None, **body}))[0] == 400
         assert house.store.questions == []
+    play(story, tmp_path)
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [
+    ("/v1/adapters", {"id": "x" * 600}, "id"), ("/v1/adapters", {"id": "org/a", "alias": "x" * 600}, "alias"),
+    ("/v1/load_lora_adapter", {"lora_name": "loom", "lora_path": "x" * 600}, "lora_path"),
+    ("/v1/load_lora_adapter", {"lora_name": "x" * 600, "lora_path": "org/a"}, "lora_name"),
+    ("/v1/completions", {"prompt": "a", "model": "x" * 600}, "model"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "model": "x" * 600}, "model")])
+def test_what_is_no_name_is_refused_by_the_field_that_was_sent(
+        tmp_path: Path, path: str, body: dict[str, Any], param: str) -> None:
+    async def story(house: House) -> None:
+        status, told = await house.ask("POST", path, **body)
+        assert (status, told["error"]["param"]) == (400, param)
+        assert told["error"]["message"].startswith(f"`{param}` must be a name of 1 to ")
     play(story, tmp_path)
 
 

@@ -61,6 +61,13 @@ def test_a_body_may_reach_the_limit_once_decompressed(post):
     assert told["error"] == "the body must have at most 99999 bytes once decompressed (--payload-limit)"
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+def test_a_body_that_is_too_long_as_it_is_sent_is_not_called_decompressed(post, encoding):
+    status, told = sent(post, encoding, bytes(100_000), payload_limit=99_999)
+    assert status == 413
+    assert told["error"] == "the body must have at most 99999 bytes (--payload-limit)"
+
+
 @pytest.mark.parametrize("size", [0, 1, SLICE - 1, SLICE, SLICE + 1, 40 * SLICE])
 @pytest.mark.parametrize("window", [31, 15, -15])
 def test_slices_are_short_and_together_what_was_compressed(size, window):

@@ -176,7 +176,7 @@ OUTSIDE = {
     "another media type below /v1": ("POST", CHAT, {"Content-Type": "text/plain"}, 415, api_error(
         "the body must be sent with Content-Type: application/json")),
     "no key below /v1": ("POST", CHAT, JSON, 401, api_error(
-        "a key is needed, sent as `Authorization: Bearer KEY`", None, "invalid_api_key", "authentication_error")),
+        "a key is needed, sent as `Authorization: Bearer KEY`", None, "invalid_api_key")),
     "no path below /v1": ("POST", "/v1/responses", JSON, 404, api_error(
         "there is no POST /v1/responses here", None, "unknown_url")),
     "no path but /v1": ("GET", "/v1", {}, 404, api_error("there is no GET /v1 here", None, "unknown_url")),
