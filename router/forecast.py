@@ -6,7 +6,6 @@ how fast prompts run is learned while serving; what is still wrong with a foreca
 Knows nothing of limits: see admission.py.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -34,7 +33,7 @@ class Forecast:
         self._generated = self._allowed = 1.0  # tokens, of those who ended; at first they do all that they may
         self._step_seconds = costs.predict(Load(rows, 0, min(rows * USUAL_LENGTH, num_places)))
         self._prompt_seconds = costs.predict(Load(0, 1, 0)) - costs.predict(Load())  # for a token of a prompt
-        self._latest: deque[tuple[float, float]] = deque(maxlen=SURPRISES - 1)  # both, before each of the last steps
+        self._latest: list[tuple[float, float]] = []  # both, before each of the last steps
         self._error = 0.0  # mean logarithm of actual over predicted wait
         self._spread = DOUBT  # how far it is off from that, on average
 
@@ -80,11 +79,11 @@ class Forecast:
             return
         step_seconds, prompt_seconds = self._latest[0] if self._latest else (self._step_seconds, self._prompt_seconds)
         self._step_seconds, self._prompt_seconds = factor * step_seconds, factor * prompt_seconds
-        self._latest.clear()
+        self._latest = []
 
     def step_took(self, seconds: float, chunk_tokens: int, *, crowded: bool) -> None:
         """From the answer before to this one. How fast prompts run shows only where a step turns some away."""
-        self._latest.append((self._step_seconds, self._prompt_seconds))
+        self._latest = [*self._latest[2 - SURPRISES:], (self._step_seconds, self._prompt_seconds)]
         self._step_seconds += MEMORY * (seconds - self._step_seconds)
         if crowded and chunk_tokens:
             self._prompt_seconds += MEMORY * (seconds / chunk_tokens - self._prompt_seconds)
