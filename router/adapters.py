@@ -157,7 +157,7 @@ class Adapters:
         return dict(self._entries)
 
     def being_fetched(self) -> set[Named]:
-        """Return what will be known in a moment, unless its source does not have it."""
+        """Return the adapters whose fetch is under way, known before or not."""
         return {named for named, _ in self._fetching}
 
     @property

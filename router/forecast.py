@@ -74,7 +74,8 @@ class Forecast:
     # -- learning
 
     def new_pace(self, factor: float) -> None:
-        """All steps take this many times as long as before the last few, which have been followed half-way already."""
+        """Scale the times of steps and prompts by `factor`, which is relative to before the streak of steps that showed
+        it: the averages have followed those steps half-way already."""
         if factor == 1.0:
             return
         step_seconds, prompt_seconds = self._latest[0] if self._latest else (self._step_seconds, self._prompt_seconds)

@@ -44,7 +44,7 @@ class Limits:
         spare = config.look_ahead * (facts.tokens_per_step - 1)
         fits = min(facts.max_positions, facts.num_blocks * facts.block_size - spare)
         total = config.max_total_tokens or fits
-        is_fixed = config.max_batch_total_tokens is not None  # or the cache depends on how much memory is free now
+        is_fixed = config.max_batch_total_tokens is not None  # else the cache is as large as free memory allows
         if total > fits:
             kind = ValueError if is_fixed or total > facts.max_positions else CannotStartNow
             raise kind(f"--max-total-tokens is {total}, but model and cache can hold {fits} tokens; lower it")

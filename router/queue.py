@@ -63,7 +63,7 @@ class Queue:
 
     @property
     def num_able(self) -> int:
-        """How many wait for text to be generated and are not set aside."""
+        """Return how many sequences wait for text to be generated and are not set aside."""
         aside = self.num_aside
         if aside and self.num_embeds:
             aside = sum(sequence.request.wish is Wish.TEXT for line in self.aside.values() for sequence in line)

@@ -24,7 +24,7 @@ from router.scheduler import Scheduler
 from router.story import RUNNING, Cause
 from router.trials import Loss
 
-BROKEN = 2.0  # a stall of so many times what it may take
+TOLERANCE = 2.0  # a stall has exceeded what it may take when it is so many times as long
 
 
 class Tally:
@@ -204,7 +204,7 @@ class StepTally:
             stall = seconds - (plan.seconds - added)
             self._stall.observe(max(0.0, stall))
             # Prompts may take what was promised, or more where that much was planned: see PromptShare.
-            if stall > BROKEN * max(self._core.policy.stall_seconds, added):
+            if stall > TOLERANCE * max(self._core.policy.stall_seconds, added):
                 self._exceeded.add()
         elif not self._core.policy.mixed and len(self._core.running) > len(plan.members):
             self._stall.observe(seconds)

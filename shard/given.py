@@ -41,7 +41,7 @@ class Given:
 
     def one_of(self, name: str, value: object, supported: Collection[Any]) -> Any:
         """`value`, which stands under this name or is its default."""
-        if value not in tuple(supported):  # it may be of a kind that no dictionary takes
+        if value not in tuple(supported):  # a dictionary raises TypeError for a value that has no hash
             raise self.refusal(f"{name} {value}", supported)
         return value
 
@@ -58,8 +58,9 @@ class Given:
         """The same, with these values where a file says nothing or null."""
         return Given(values | {name: value for name, value in self._values.items() if value is not None}, self.source)
 
-    def within(self, name: str) -> "Given":
-        """The object of this name; an empty one, if there is none."""
+    def within(self, *names: str) -> "Given":
+        """Return the object of the first of these names that is there; an empty one, if none is."""
+        name = next((name for name in names if self._values.get(name) is not None), names[0])
         values = self.get(name) or {}
         if not isinstance(values, Mapping):
             raise ValueError(f"{self.source}: {name} must be an object, got {values!r}")

@@ -82,10 +82,9 @@ def json_pieces(told: Iterable[Told]) -> Iterator[bytes]:
     yield b"[]" if opening == "[" else b"]"
 
 
-def cut(piece: bytes) -> Iterator[bytes]:
-    """Yield what a client that reads takes within its patience, however slow it is."""
-    view = memoryview(piece)
-    return (bytes(view[start:start + LONGEST_WRITE]) for start in range(0, len(view), LONGEST_WRITE))
+def split_for_writing(piece: bytes) -> Iterator[bytes]:
+    """Yield parts of at most LONGEST_WRITE bytes, each of which a slow client takes within its time limit."""
+    return (piece[start:start + LONGEST_WRITE] for start in range(0, len(piece), LONGEST_WRITE))
 
 
 async def send_json(request: web.Request, pieces: Sequence[bytes], patience: float) -> web.StreamResponse:
@@ -95,7 +94,7 @@ async def send_json(request: web.Request, pieces: Sequence[bytes], patience: flo
     response.content_length = sum(map(len, pieces))
     await response.prepare(request)
     try:
-        for piece in chain.from_iterable(map(cut, pieces)):
+        for piece in chain.from_iterable(map(split_for_writing, pieces)):
             async with asyncio.timeout(patience):
                 await response.write(piece)
         async with asyncio.timeout(patience):

@@ -22,7 +22,7 @@ def read_rotary(given: Given, positions: int, layers: str = "full_attention", *,
                 renamed: Mapping[str, str] = MappingProxyType({})) -> Rotary:
     """From `rope_parameters`, or from `rope_scaling` with `rope_theta` beside it, as older files have it. A model may
     tell it apart for `layers` of each kind, and have `renamed` kinds."""
-    values = given.within("rope_parameters" if given.get("rope_parameters") is not None else "rope_scaling")
+    values = given.within("rope_parameters", "rope_scaling")
     values = values.within(layers) if values.get(layers) is not None else values
     scaling = given.instead(values.values, "rope_parameters")
     kind = scaling.get("rope_type", "type") or "default"

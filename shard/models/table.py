@@ -80,7 +80,7 @@ def describe_other(given: Given) -> ModelConfig:
     try:
         return transformers_fallback.describe_foreign(given)
     except Unsuitable as unsuitable:
-        raise ValueError(f"{given.source}: architecture {name_architecture(given)} is not supported: {unsuitable}; "
+        raise ValueError(f"{given.source}: architecture {read_architecture(given)} is not supported: {unsuitable}; "
                          f"supported: {', '.join([*ARCHITECTURES, *ENCODERS])}, and decoders of text with plain "
                          f"attention that transformers knows") from unsuitable
 
@@ -92,7 +92,8 @@ def find_architecture(name: str) -> Architecture:
     return ARCHITECTURES.get(name, OTHERS)
 
 
-def name_architecture(given: Given) -> str:
+def read_architecture(given: Given) -> str:
+    """Return the first name in `architectures`, or "none"."""
     names = given.get("architectures") or ["none"]
     if not isinstance(names, list) or not isinstance(names[0], str):
         raise ValueError(f"{given.source}: architectures must be a list of names, got {names!r}")
@@ -101,7 +102,7 @@ def name_architecture(given: Given) -> str:
 
 def describe(given: Given) -> ModelConfig:
     """By the name of its architecture."""
-    name = name_architecture(given)
+    name = read_architecture(given)
     return (ENCODERS.get(name) or find_architecture(name)).describe(given)
 
 

@@ -113,6 +113,24 @@ def test_a_text_that_breaks_the_stall_promise_runs_alone_once_decodes_held_it_up
         assert plan.seconds > 2 * held_up - 2 * decode
 
 
+def test_what_a_text_earned_that_left_is_not_for_the_next() -> None:
+    core = made(stall_seconds=0.002)
+    core.costs = CostModel.measured(COSTS)
+    core.submit(Request("r", (7,) * 20, 100), 0.0)
+    step(core)
+    ask(core, length=50, now=0.1)
+    num_waits = 0
+    while wish_of(step(core, 0.2)[0]) is Wish.TEXT:
+        num_waits += 1
+    step(core)  # those who generate have one between two of texts
+    leaver = ask(core, length=50, now=0.3)
+    assert [wish_of(step(core, 0.3)[0]) for _ in range(num_waits)] == [Wish.TEXT] * num_waits
+    core.cancel(leaver, 0.3)
+    step(core, 0.3)
+    ask(core, length=50, now=0.4)
+    assert wish_of(step(core, 0.4)[0]) is Wish.TEXT
+
+
 def test_while_nobody_decodes_the_promise_binds_nobody() -> None:
     core = made(stall_seconds=0.0)
     core.costs = CostModel.measured(COSTS)
