@@ -39,7 +39,7 @@ OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_se
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SERVICES = ("", "weft.shard.Shard")
 SPIN = "GOMP_SPINCOUNT"  # turns for which a thread of GNU OpenMP, which torch brings, spins before it sleeps
-SHORT_SPIN = "1000"  # tens of microseconds: from one product of a step to the next, mostly
+SHORT_SPIN = "5000"  # some tens of microseconds: from one product of a step to the next, mostly
 WAITING = (SPIN, "OMP_WAIT_POLICY")
 SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 UNKNOWN = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
