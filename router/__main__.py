@@ -1,7 +1,8 @@
-"""The router as a process: `python -P -m router JSON`. Puts the parts together; knows neither flags nor how to serve.
+"""Entry point of the router process, `python -P -m router JSON`: builds all parts, serves, and shuts down.
 
-order.py says what the JSON holds, parent.py what is told on the way. Only the key that clients must send comes by a
-variable, WEFT_API_KEY, and so does the server's own token for the Hub, WEFT_HUB_TOKEN.
+`order.py` documents the JSON, `parent.py` the messages to the parent process. Secrets are environment variables, since
+other users can read the arguments of a process: WEFT_API_KEY is the key that clients must send, WEFT_HUB_TOKEN the
+server's own token for the Hub.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ from router.validation import Validator
 from shard.logs import start_logging
 from shard.traces import Sender, make_sender
 
-MOMENT = 10.0  # seconds for which clients wait while a router is replaced
+MOMENT = 10.0  # seconds that new connections wait unanswered while a restarted router connects to warm shards
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Running:
     sender: Sender | None
 
     async def drain(self, seconds: float) -> None:
-        """Let nobody in any more; whoever is served may get so many seconds more."""
+        """Reject new requests and wait at most `seconds` for the unfinished ones."""
         self.engine.health.leave(LEAVING)
         await self.server.close_door()
         await self.entrance.shut_again(self.engine)
@@ -99,15 +100,21 @@ async def start(order: Order) -> Running:
 
 
 def text_files(folder: str, tokenizer_config: str = "") -> TextFiles:
-    """Read first, so that what makes no sense is told at once. Without a folder those of the simulated model."""
+    """Read the tokenizer and the chat template; without a folder, return those of the simulated model.
+
+    Called before anything else is started, so that invalid files are reported at once.
+    """
     if not folder:
         return byte_tokenizer(), plain_template()
     return read_tokenizer(Path(folder)), read_chat_template(Path(folder), tokenizer_config)
 
 
 async def start_engine(engine: Engine, entrance: Entrance, startup: Startup) -> None:
-    """Where shards are warm from an earlier router this takes a moment, and clients wait for it at the port. Otherwise,
-    or when it takes longer, they are told how things stand."""
+    """Start the engine while clients wait.
+
+    If the shards are warm from an earlier router, the start is short and new connections wait for up to MOMENT seconds.
+    Otherwise, and after that time, probes report the startup progress and all other requests are rejected.
+    """
     starting = asyncio.create_task(engine.start())
     try:
         if startup.is_warm():
@@ -149,7 +156,7 @@ async def let_in(
 
 
 def may_adapt(config: RouterConfig, facts: ModelFacts) -> bool:
-    """Whether the model takes adapters. Raises ValueError where some are to stay."""
+    """Return whether the model takes adapters. Raises ValueError if it does not and the settings name some to load."""
     if not facts.adapters and (config.adapter_id or config.preloaded_adapter_ids):
         raise ValueError("this model takes no adapters; leave out --adapter-id and --preloaded-adapter-ids")
     if not facts.adapters:
@@ -158,20 +165,20 @@ def may_adapt(config: RouterConfig, facts: ModelFacts) -> bool:
 
 
 def counted(store: Store, engine: Engine) -> Store | CountedStore:
-    """Shards that take no adapters say so for each; then there is nothing to count."""
+    """Return a store whose fetches are counted, or the store itself if the engine has no adapter metrics."""
     tally = engine.tally.adapters
     return store if tally is None else CountedStore(store, tally)
 
 
 def served(facts: ModelFacts) -> dict[str, Any]:
-    """What whoever started the server wants to know."""
+    """Return the facts about the loaded model that the parent shows to the user."""
     told = {"device": facts.device, "dtype": facts.dtype, "tokens": facts.num_blocks * facts.block_size,
             "bytes": facts.cache_bytes, "why": facts.why}
     return told if facts.generation else told | {"instead_of_text": facts.wishes[0]}
 
 
 async def serve(order: Order) -> int:
-    """The exit code."""
+    """Run the router until it is asked to stop or fails; return the exit code."""
     end_with_parent(order.parent_fd)
     try:
         running = await start(order)
@@ -189,14 +196,14 @@ async def serve(order: Order) -> int:
 
 
 def exit_code(error: OSError | ValueError | ShardsLost) -> int:
-    """2 where every start would end like this one until a setting, the model or the machine is another, else 1."""
+    """Return 2 if every start would fail alike until a setting, the model or the machine changes, else 1."""
     if isinstance(error, ShardsLost):
         return 2 if error.refused else 1
     return 1 if isinstance(error, OSError | CannotStartNow) and not isinstance(error, PermissionError) else 2
 
 
 async def came_first(first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]) -> bool:
-    """Wait for either; whether the first is over. The other is not waited for any more."""
+    """Wait until either coroutine ends and cancel the other; return whether `first` has ended."""
     tasks = [asyncio.create_task(first), asyncio.create_task(second)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -208,8 +215,10 @@ async def came_first(first: Coroutine[Any, Any, None], second: Coroutine[Any, An
 
 
 def calm_collector() -> None:
-    """What is there now stays for good and need not be looked through again; what comes and goes with every token is
-    freed by its reference counts, so cycles may wait."""
+    """Make garbage collection rare and cheap: exempt all present objects, which live as long as the process.
+
+    Objects created per token are freed by reference counting, so the collection of cycles may wait.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

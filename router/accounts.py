@@ -1,6 +1,6 @@
-"""What can be told of requests by their ids: of those that are served, and of the last ones that are over.
+"""Records of unfinished and recently finished requests, by request id.
 
-Keeps no text and no tokens. Knows nothing of HTTP; who may ask is the dialects' affair.
+They hold no text and no tokens. The HTTP layer checks which tenant may see a record.
 """
 
 from collections import OrderedDict
@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from router.request import FinishReason, Tenant
 from router.story import RUNNING, Story
 
-KEPT = 1000  # of those that are over
+KEPT = 1000  # records of finished requests
 
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """The story is the core's, which goes on with it; `came` is when the client began to ask."""
+    """Record of one request. The scheduler keeps updating `story`; `came` is when the HTTP request arrived."""
 
     id: str
     tenant: str
     num_prompt_tokens: int
     came: float
     story: Story
-    num_generated: int = 0  # tokens that the client was told of
-    finish_reason: FinishReason | None = None  # if it came to an end of its own
-    adapter: str | None = None  # what its adapter is counted as, if it has one
-    traceparent: str = ""  # names the span that what shards tell of it belongs to; empty: they tell nothing
+    num_generated: int = 0  # tokens delivered to the client's stream
+    finish_reason: FinishReason | None = None  # None while it runs, and if it failed or was cancelled
+    adapter: str | None = None  # name of its adapter in metrics, empty for a private one; None without an adapter
+    traceparent: str = ""  # parent of the spans that shards send for it; empty: shards send none
 
     @property
     def state(self) -> str:
@@ -34,7 +34,7 @@ class Account:
 
 
 class Accounts:
-    """When two share an id, which clients may bring about, the later one is told of."""
+    """Records by request id. Clients choose ids, so two requests may have the same one; the later one is kept."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
@@ -46,7 +46,7 @@ class Accounts:
         self._served[account.id] = account
 
     def close(self, account: Account, now: float) -> None:
-        """It is over, if the core did not say so already."""
+        """Move a record to the finished ones, and end its story unless the scheduler has done so."""
         account.story.end(now)
         if self._served.get(account.id) is not account:
             return
@@ -58,6 +58,9 @@ class Accounts:
         return self._served.get(request_id) or self._over.get(request_id)
 
     def may_use(self, request_id: str, tenant: Tenant) -> bool:
-        """Whether a new request may have this id: nobody else is, or was of late, known by it."""
+        """Return whether a new request of `tenant` may have this id.
+
+        An id is allowed if it is unknown, or if it belongs to a finished request of the same tenant.
+        """
         known = self.get(request_id)
         return known is None or (request_id not in self._served and known.tenant == tenant.name)

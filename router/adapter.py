@@ -1,6 +1,6 @@
-"""Adapters as clients name them, as the store describes what it has, and as requests go by them.
+"""Adapter references: as named by clients, as described by the store, and as resolved for a request.
 
-Plain data and what can be said of it without looking anywhere.
+Plain data, and the checks that need no I/O.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ SIGNS = ("total", "frequency")
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An adapter as a client names it. Without a source it is the server's."""
+    """Adapter as named by a client. Without a source, the server's default source is used."""
 
     name: str
     source: str | None = None
-    token: str = field(default="", repr=False, compare=False)  # of the client, for the source
+    token: str = field(default="", repr=False, compare=False)  # the client's token for the source
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """Several adapters that become one."""
+    """Merge of several adapters into one."""
 
     parts: tuple[Named, ...]
     weights: tuple[float, ...]
@@ -51,13 +51,13 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """What a request goes by."""
+    """Adapter version that a request uses."""
 
     resource: Resource
     digest: str
     name: str
     source: str
-    is_private: bool = field(default=False, compare=False)  # its name is nobody else's affair
+    is_private: bool = field(default=False, compare=False)  # its name must not appear in metrics
 
 
 def version_of(answer: Mapping[str, Any]) -> Version:
@@ -66,7 +66,10 @@ def version_of(answer: Mapping[str, Any]) -> Version:
 
 
 def is_other_model(base: str, model: str) -> bool:
-    """By their last names: the same model may lie in a folder, or at the Hub under another owner."""
+    """Return whether the last path components differ, if both names are known.
+
+    Owner and folder are ignored: the same model may be in a folder, or on the Hub under another owner.
+    """
     return bool(base and model) and last_name(base) != last_name(model)
 
 
@@ -81,7 +84,7 @@ def check_name(field: str, name: str) -> None:
 
 
 def check_merge(wanted: Merged) -> None:
-    """In LoRAX's order."""
+    """Check the parameters of a merge, in LoRAX's order. Raises InvalidRequest."""
     if not wanted.parts:
         raise InvalidRequest("at least one adapter ID must be provided when setting `adapters`")
     if len(wanted.parts) > MOST_MERGED:

@@ -1,7 +1,4 @@
-"""Counts what becomes of adapters, into the metrics: fetched, loaded, unloaded, asked for by requests.
-
-Knows neither the store nor the shards.
-"""
+"""Metrics of adapters: fetches, loads, unloads, requests and generated tokens."""
 
 import time
 from collections.abc import Mapping
@@ -22,7 +19,7 @@ class AdapterTally:
         self._fetch_seconds = meters.histogram("weft_adapter_fetch_seconds")
 
     def loaded(self, seconds: float, reason: str) -> None:
-        """With a reason it was not."""
+        """Count a load. A non-empty `reason` means that the load failed."""
         self._loads["failed" if reason else "ok"].add()
         if not reason:
             self._load_seconds.observe(seconds)
@@ -33,7 +30,7 @@ class AdapterTally:
             self._fetch_seconds.observe(seconds)
 
     def entered(self, name: str) -> None:
-        """A request that goes by this adapter was accepted. Nobody may know of one without a name."""
+        """Count an accepted request. The name of a private adapter is empty and counted as OTHER."""
         self._meters.counter_for("weft_adapter_requests", name or OTHER).add()
 
     def generated(self, name: str, num_tokens: int) -> None:
@@ -47,7 +44,7 @@ class Store(Protocol):
 
 
 class CountedStore:
-    """A store, and how long it takes to fetch."""
+    """Store whose fetches are counted and timed."""
 
     def __init__(self, store: Store, tally: AdapterTally) -> None:
         self._store = store

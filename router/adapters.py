@@ -1,8 +1,7 @@
-"""From the adapter that a client names to what its request needs: the version of it that is there now, by its digest.
+"""Registry that resolves adapter names to adapter versions, which are identified by their digest.
 
-A name stands for the version that was found when it was first asked for, until it is fetched anew; who has a version
-keeps it. Adapters that not everybody may read are asked for again by the token of each request. Knows neither where
-adapters come from nor how they come to the shards.
+A name resolves to a version on first use and keeps it until the adapter is fetched again; running requests keep the
+version they started with. For private adapters, access is checked with the token of each request.
 """
 
 import asyncio
@@ -30,15 +29,15 @@ from router.config import RouterConfig
 from router.errors import AdapterFailed, AdapterMissing, CannotStartNow, InvalidRequest, Overloaded, TimedOut
 from router.request import ADAPTER, Resource
 
-ACCESS_SECONDS = 60.0  # for which a token that was let in need not be shown again
-MOST_KNOWN = 4096  # names, and tokens that were let in
+ACCESS_SECONDS = 60.0  # for which granted access to a private adapter is cached
+MOST_KNOWN = 4096  # names, aliases, and cached grants of access, each
 now = time.monotonic
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Entry:
-    """What a name stands for."""
+    """Version that a name resolves to, and the time of its last use."""
 
     version: Version
     used: float
@@ -50,12 +49,12 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-# Has it on the shards; says why not, if so.
+# Loads a resource on the shards; returns why that failed, or an empty string.
 Load = Callable[[Resource], Awaitable[str]]
 
 
 class Shelves(Protocol):
-    """Numbers what shards load."""
+    """Numbering of the resources that shards load."""
 
     def of(self, kind: str, source: str, takes: int = 0, *, stays: bool = False) -> Resource: ...
 
@@ -65,21 +64,21 @@ class Shelves(Protocol):
 
 
 class Adapters:
-    """Close it to end the store."""
+    """Registry of adapters. `close` also ends the store."""
 
     def __init__(self, config: RouterConfig, store: Store, shelves: Shelves, model: str = "") -> None:
-        """`model` is what the model is called that they should have been trained on."""
+        """`model` is the name of the served model; adapters trained on another one cause a warning in the log."""
         self._config = config
         self._model = model
         self._store = store
         self._shelves = shelves
         self._entries: OrderedDict[Named, Entry] = OrderedDict()
         self._aliases: dict[str, Named] = {}
-        self._ours: set[Named] = set()  # named by whoever runs the server: everybody may use them
+        self._ours: set[Named] = set()  # named in the server's settings: every client may use them
         self._fetching: dict[tuple[Named, str], asyncio.Task[Entry]] = {}
         self._let_in: OrderedDict[tuple[Named, bytes], float] = OrderedDict()
         self._static: Borrowed | None = None
-        self._kept: dict[str, Resource] = {}  # by folder
+        self._kept: dict[str, Resource] = {}  # loaded at start, by folder
 
     async def close(self) -> None:
         for task in [*self._fetching.values()]:
@@ -89,7 +88,10 @@ class Adapters:
     # -- for requests
 
     async def of(self, wanted: Wanted | None, deadline: float | None = None) -> Borrowed | None:
-        """Raises InvalidRequest, AdapterMissing, AdapterFailed, Overloaded or TimedOut."""
+        """Resolve the adapter of a request; None resolves to the server's default adapter, if there is one.
+
+        Raises InvalidRequest, AdapterMissing, AdapterFailed, Overloaded or TimedOut.
+        """
         if wanted is None:
             return self._static
         finding = self._merge(wanted) if isinstance(wanted, Merged) else self._find(wanted)
@@ -101,15 +103,17 @@ class Adapters:
             raise TimedOut("its time ran out before its adapter was there") from None
 
     def called(self, wanted: Wanted | None) -> Named | Borrowed | None:
-        """By the names of it that are known before anything is fetched. Raises InvalidRequest."""
+        """Return the adapter's name without fetching it; the names of a merge are joined. Raises InvalidRequest."""
         if wanted is None:
             return self._static
         parts = [self.checked(part) for part in (wanted.parts if isinstance(wanted, Merged) else (wanted,))]
         return Named(",".join(part.name for part in parts), parts[0].source) if parts else None
 
     async def fetch(self, wanted: Named, load: Load | None = None) -> Borrowed:
-        """Whatever it stood for before, from now on the name stands for what its source has now, unless that cannot be
-        loaded."""
+        """Resolve the name to the version that its source has now, even if it was resolved before.
+
+        If `load` fails, the name keeps its previous version, and AdapterFailed is raised.
+        """
         named = self.checked(wanted)
         before = self._entries.get(named)
         borrowed = self._borrowed(named, await self._fetched(named, wanted.token, fresh=True))
@@ -121,14 +125,14 @@ class Adapters:
         return borrowed
 
     def forget(self, wanted: Named) -> bool:
-        """Whether the name stood for anything. Requests keep what they have."""
+        """Drop a name's version and aliases; return whether it had a version. Running requests keep theirs."""
         named = self.checked(wanted)
         if named not in self._ours:
             self._aliases = {alias: known for alias, known in self._aliases.items() if known != named}
         return self._entries.pop(named, None) is not None
 
     def call(self, alias: str, wanted: Named) -> None:
-        """From now on it is called so, too. What whoever runs the server has named keeps its name."""
+        """Add an alias for an adapter. An alias of an adapter from the server's settings is not replaced."""
         named = self.checked(wanted)
         check_name("alias", alias)
         if alias not in self._aliases and len(self._aliases) >= MOST_KNOWN:
@@ -137,7 +141,7 @@ class Adapters:
             self._aliases[alias] = named
 
     def checked(self, wanted: Named) -> Named:
-        """As it is known: with its source, without its token. Raises InvalidRequest."""
+        """Return the canonical reference: alias resolved, with a source, without a token. Raises InvalidRequest."""
         name = wanted.name
         if wanted.source is None and name in self._aliases:
             return self._aliases[name]
@@ -145,11 +149,11 @@ class Adapters:
         return Named(name, wanted.source or self._config.adapter_source)
 
     def stays(self, named: Named) -> bool:
-        """Whether it was loaded at start, for good."""
+        """Return whether the adapter was loaded at start and is never unloaded."""
         return named in self._ours
 
     def resource(self, version: Version) -> Resource | None:
-        """If anybody needs it, or it is on the shards."""
+        """Return the resource of a version that is needed by a request or held by the shards, else None."""
         known = self._shelves.knows(ADAPTER, version.folder)
         return self._shelves.of(ADAPTER, version.folder, version.takes) if known else None
 
@@ -162,13 +166,13 @@ class Adapters:
 
     @property
     def names(self) -> dict[str, Named]:
-        """What names stand for that are not those of a source."""
+        """Aliases with the adapters that they name."""
         return dict(self._aliases)
 
-    # -- for whoever runs the server
+    # -- at start
 
     async def preload(self, keep: Load) -> None:
-        """What stays; `keep` has it loaded. Raises ValueError."""
+        """Load the adapters named in the settings, which are never unloaded, by calling `keep`. Raises ValueError."""
         config = self._config
         source = config.preloaded_adapter_source or config.adapter_source
         for given in config.preloaded_adapter_ids:
@@ -193,7 +197,7 @@ class Adapters:
         self._kept[entry.version.folder] = borrowed.resource
         return borrowed
 
-    # -- the inside
+    # -- internals
 
     async def _find(self, wanted: Named) -> Borrowed:
         named = self.checked(wanted)
@@ -206,7 +210,7 @@ class Adapters:
 
     def _borrowed(self, named: Named, entry: Entry, *, stays: bool = False) -> Borrowed:
         entry.used = now()
-        if named in self._entries:  # else it was forgotten a moment ago
+        if named in self._entries:  # else `forget` has removed it meanwhile
             self._entries.move_to_end(named)
         version = entry.version
         resource = self._shelves.of(ADAPTER, version.folder, version.takes, stays=stays)
@@ -214,7 +218,7 @@ class Adapters:
         return Borrowed(resource, version.digest, named.name, named.source or "", is_private)
 
     async def _fetched(self, named: Named, token: str, *, fresh: bool = False) -> Entry:
-        """Who asks for the same waits for the same; it goes on when whoever asked first leaves."""
+        """Fetch a version in a task that all callers with the same key share and no caller's cancellation ends."""
         key = (named, token)
         if key not in self._fetching or fresh:
             if len(self._fetching) >= self._config.max_concurrent_requests:
@@ -228,7 +232,7 @@ class Adapters:
         if self._fetching.get(key) is task:
             del self._fetching[key]
         if not task.cancelled():
-            task.exception()  # who waited has heard of it, and perhaps nobody did
+            task.exception()  # mark the exception as retrieved: all callers may have been cancelled
 
     async def _fetch(self, named: Named, token: str, *, fresh: bool) -> Entry:
         question = {"op": "fetch", "source": named.source, "name": named.name, "token": token,
@@ -257,7 +261,7 @@ class Adapters:
         return Borrowed(resource, version.digest, name, source, any(part.is_private for part in parts))
 
     async def _check_access(self, named: Named, token: str) -> None:
-        """May this token read it? Whoever was let in a moment ago may."""
+        """Ask the store whether the token may read the adapter, unless it was granted access less than a minute ago."""
         until = self._let_in.get((named, digest_of(token)))
         if until is None or until < now():
             await self._answer(named.name, op="allowed", source=named.source, name=named.name, token=token)
@@ -269,7 +273,7 @@ class Adapters:
             self._let_in.popitem(last=False)
 
     async def _answer(self, about: str, **question: Any) -> Mapping[str, Any]:
-        """What is in use must not be removed meanwhile."""
+        """Send a question to the store, after pinning the versions in use so that the store does not remove them."""
         in_use = [folder.rpartition("/")[2] for folder in self._shelves.known(ADAPTER)]
         await self._store.ask(op="pin", digests=in_use)
         answer = await self._store.ask(**question)

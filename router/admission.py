@@ -1,6 +1,7 @@
-"""Who may wait: a request that would wait for too long, or behind too many, is refused at once, and told when to come
-back. What can start with the next step does not wait, so limits count while somebody is left over from the step before.
-Knows nothing of what is done with those who may.
+"""Admission control: a request that would wait too long, or behind too many others, is rejected with a retry time.
+
+A request that can start with the next step does not wait, so the limits on the queue apply in full only while the step
+before left sequences waiting (`backlog`).
 """
 
 from collections.abc import Sequence as Rows
@@ -14,34 +15,36 @@ from router.running import Running
 from router.sequence import Sequence
 from router.shares import Shares
 
-SOON = 1.0  # seconds, where nothing is known about when there will be room
+SOON = 1.0  # seconds until a retry, if no wait can be predicted
 
 
 class Admission:
+    """Checks of a new request against limits on numbers, tokens and the predicted wait."""
+
     def __init__(self, policy: Policy, queue: Queue, shares: Shares, forecast: Forecast) -> None:
         self._policy = policy
         self._queue = queue
         self._shares = shares
         self._forecast = forecast
-        self.backlog = 0  # how many the last step left waiting
+        self.backlog = 0  # sequences that the last step left waiting
 
     def predicted_wait(self, tenant: Tenant) -> float:
-        """Seconds until a request that comes now starts."""
+        """Return the predicted seconds until a request that arrives now starts."""
         return self._forecast.corrected(self.plain_wait(tenant))
 
     def plain_wait(self, tenant: Tenant) -> float:
-        """The same as a forecast learns from it."""
+        """Return the predicted wait without bias correction, as the forecast learns from it."""
         if not self.backlog:
             return 0.0
         own = self._queue.of(tenant.name)
         if len(own) == len(self._queue) - self._queue.num_aside and not self._shares.several:
             return self._forecast.plain(self._queue, self._queue.demand, self._running)
         if not own and self._running.has_less_than_its_share(tenant):
-            return 0.0  # others make way for it
+            return 0.0  # others are preempted for it
         return self._beside_others(tenant, own)
 
     def _beside_others(self, tenant: Tenant, own: Rows[Sequence]) -> float:
-        """Others' requests do not go before its own for more than their share."""
+        """Return the tenant's wait if the requests of others get no more than their share before its own."""
         others = (self._queue.of(name)[0].request.tenant.weight for name in self._queue.tenants if name != tenant.name)
         alone = self._forecast.plain(own, self._queue.demand_of(tenant.name), self._running)
         return min(self._forecast.plain(self._queue, self._queue.demand, self._running),
@@ -95,7 +98,7 @@ class Admission:
 
 
 def until(wait: float, much: int, most: int) -> float:
-    """Seconds until what waits has become so little, at the rate at which it drains."""
+    """Return the seconds until `much` has drained to `most`, if all of it drains within `wait`."""
     return wait * (much - most) / much if wait else SOON
 
 

@@ -1,18 +1,18 @@
-"""One timer for a moment that moves: set as often as one likes, armed anew only when the moment is another one."""
+"""Timer with a movable deadline: the event loop's timer is replaced only when the deadline changes."""
 
 import asyncio
 import time
 from collections.abc import Callable
 
 now = time.monotonic
-TICK = 0.001  # the loop counts in milliseconds and may be early
+TICK = 0.001  # seconds; the event loop counts in milliseconds and may call too early
 
 
 class Alarm:
-    """Moments are those of `time.monotonic`."""
+    """Timer with a movable deadline, in seconds of `time.monotonic`."""
 
     def __init__(self, ring: Callable[[], object]) -> None:
-        """`ring` is called at the moment, or soon after, and has to set the alarm again."""
+        """`ring` is called at the deadline or soon after it; it must call `set` for the next deadline."""
         self._ring = ring
         self._moment: float | None = None
         self._timer: asyncio.TimerHandle | None = None

@@ -1,7 +1,7 @@
-"""Of which classes the core consists, and which fields their objects have. Found out, so that it cannot be out of date.
+"""Classes of the scheduler and the fields of their objects, found by inspection so that they are never out of date.
 
-The `__dict__` of an object is not asked for: as soon as it was, Python 3.11 and 3.12 keep the object's fields in one,
-and everything that the core does costs a tenth more.
+The `__dict__` of an object is never accessed: from then on Python 3.11 and 3.12 keep the object's fields in a
+dictionary, which makes the scheduler a tenth slower.
 """
 
 import sys
@@ -16,7 +16,7 @@ ABSENT = object()
 
 
 def modules_under(root: ModuleType) -> list[ModuleType]:
-    """The root and every module of the router that it stands on."""
+    """Return the root and every module of its package that it uses, directly or indirectly."""
     package = root.__name__.partition(".")[0] + "."
     found, waiting = {root.__name__: root}, [root]
     while waiting:
@@ -39,8 +39,11 @@ def fields_of(thing: Any) -> dict[str, Any]:
 
 @cache
 def names_of(kind: type) -> tuple[str, ...]:
-    """Of all fields that an object may have: its slots, or whatever its methods speak of that no class has. Names of
-    other objects' fields are among them, which do no harm."""
+    """Return the names of all fields that an object of this class may have.
+
+    These are its slots, or else all names in the byte code of its methods that are no attributes of the class. Names of
+    other objects' fields are among them and do no harm.
+    """
     slots = tuple(name for base in reversed(kind.__mro__) for name in vars(base).get("__slots__", ())
                   if name != "__weakref__")
     if not has_dict(kind):
@@ -61,6 +64,6 @@ def spoken_of(kind: type) -> Iterator[str]:
 
 
 def is_value(kind: type) -> bool:
-    """Equal ones are one and the same, as those of frozen dataclasses are."""
+    """Whether equal objects of this class are interchangeable: it is a frozen dataclass that compares by value."""
     parameters = getattr(kind, "__dataclass_params__", None)
     return parameters is not None and bool(parameters.frozen and parameters.eq)

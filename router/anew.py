@@ -1,8 +1,8 @@
-"""Steps without a cache: each computes prompts and all that was generated anew, for whoever runs.
+"""Step policy without a KV cache: each step recomputes the prompt and all generated tokens of every running sequence.
 
-Who has a token leaves its batch with the next step and enters it again with one token more, as one who lost its blocks
-would. So a shard learns nothing new; what a step costs grows with all that there is of everybody. There to compare
-with. Sees only the house.
+A sequence that got a token leaves its batch with the next step and enters it again, one token longer, as a preempted
+one would; so shards need no code for this policy. The cost of a step grows with the total length of its sequences.
+The policy is a baseline for comparisons.
 """
 
 from router.budget import Budget
@@ -23,7 +23,7 @@ class Anew(Steps):
         return draft
 
     def _enter_again(self, again: list[Sequence], draft: Draft) -> None:
-        """The first in rank before the others, which wait where there is no room for all with a token more."""
+        """Enter the sequences in order of rank; the first that does not fit with its new token and the rest wait."""
         assert draft.batch is not None
         running = self.house.running
         for place, sequence in enumerate(again):

@@ -1,7 +1,4 @@
-"""What an answer means: tokens are accepted, sequences end or go on, prompts stand in the cache.
-
-Knows nothing of steps to come, nor of what an answer teaches about time.
-"""
+"""Processing of the shards' answers: accepts tokens, ends sequences, publishes prompts in the prefix cache."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
@@ -29,8 +26,11 @@ class Answers:
         self._running = running
 
     def heard(self, step: Step, answer: Answer, stopped: Mapping[int, int], now: float) -> list[Event]:
-        """To this step. `stopped` names sequences whose text just met a stop string, and how many of this answer's
-        tokens count."""
+        """Apply the answer to this step; return the events.
+
+        `stopped` maps the sequences whose text has just reached a stop string to the number of this answer's tokens
+        that count.
+        """
         if step.wish is not Wish.TEXT:
             return self._told(step, answer.failed, now)
         counts: dict[int, int] = {}
@@ -52,13 +52,13 @@ class Answers:
                          if n in self._sequences]
 
     def _filled(self, sequence: Sequence, end: int, now: float) -> None:
-        """A chunk was computed, and so many tokens of the sequence stand in the cache."""
+        """Record that a chunk was computed: the first `end` tokens of the sequence are in the cache."""
         self._running.publish(sequence, end)
         if end >= sequence.given:
             sequence.story.turn(Cause.DECODE, now)
 
     def _told(self, step: Step, failed: Mapping[int, str], now: float) -> list[Event]:
-        """Of texts that were run as a whole there is nothing more to come."""
+        """Finish or fail all sequences of a pooling step, since it is their only one."""
         here = [sequence for sequence in step.members if sequence.state is not State.OVER]
         return [self._sequences.fail(sequence, failed[sequence.number], now) if sequence.number in failed
                 else self._sequences.finish(sequence, FinishReason.LENGTH, now) for sequence in here]

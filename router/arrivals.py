@@ -1,6 +1,6 @@
-"""Who waits for an adapter to be on the shards, though no request needs it: told once it is there, or why it is not.
+"""Futures for callers that wait until an adapter is loaded on the shards although no request needs it.
 
-Whoever leaves meanwhile takes nothing with them. Knows nothing of how anything comes to a shard.
+Callers of the same adapter share one future; the cancellation of one does not affect the others.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ class Arrivals:
         return [*self._awaited]
 
     async def of(self, resource: Resource) -> str:
-        """Why it is not to be had, or nothing. Raises NotReady when nobody will bring it any more."""
+        """Wait for the load; return why it failed, or an empty string. Raises NotReady after `give_up`."""
         if resource not in self._awaited:
             self._awaited[resource] = asyncio.get_running_loop().create_future()
         told = await asyncio.shield(self._awaited[resource])
@@ -27,7 +27,7 @@ class Arrivals:
         return told
 
     def came(self, resource: Resource, reason: str = "") -> None:
-        """With a reason it did not, and will not by itself."""
+        """Wake the callers that wait for this resource. A non-empty `reason` means that it was not loaded."""
         if (future := self._awaited.pop(resource, None)) is not None:
             future.set_result(reason)
 

@@ -1,4 +1,4 @@
-"""The plans that were sent and whose answers are awaited, the oldest first. Knows nothing of what answers say."""
+"""Plans in flight, the oldest first: sent to the shards and not yet answered."""
 
 import asyncio
 from collections import deque
@@ -18,7 +18,7 @@ class Sent:
 
 
 class Awaited:
-    """`wake` is called when an answer, or an error in its place, is there."""
+    """Queue of the plans in flight. `wake` is called when an answer or an error arrives."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -32,12 +32,12 @@ class Awaited:
 
     @property
     def seconds(self) -> float:
-        """What all of them should take."""
+        """Predicted duration of all plans together."""
         return sum(sent.plan.seconds for sent in self._sent)
 
     @property
     def has_answer(self) -> bool:
-        """Whether the oldest need not be waited for."""
+        """Whether the oldest plan has its answer."""
         return bool(self._sent) and self._sent[0].answer.done()
 
     @property
@@ -46,7 +46,7 @@ class Awaited:
 
     @property
     def since(self) -> float:
-        """When the oldest was sent; never, if there is none."""
+        """Time at which the oldest plan was sent; infinity if there is none."""
         return self._sent[0].at if self._sent else inf
 
     def add(self, plan: Plan, answer: "asyncio.Future[Any]", at: float) -> None:
@@ -54,18 +54,17 @@ class Awaited:
         self._sent.append(Sent(plan, answer, at))
 
     def drop_oldest(self) -> None:
-        """It was answered."""
+        """Remove the oldest plan, which was answered."""
         self._sent.popleft()
 
     async def settle(self) -> None:
-        """Wait until everything has come back, and forget it: what belongs to an epoch that is over must not be
-        overtaken by the next one."""
+        """Wait for all answers, then drop them: messages of the old epoch must not be overtaken by the next one."""
         if self._sent:
             await asyncio.wait([sent.answer for sent in self._sent])
         self.forget()
 
     def forget(self) -> None:
-        """Nobody waits any more."""
+        """Drop all plans without waiting for their answers."""
         for sent in self._sent:
             sent.answer.remove_done_callback(self._answered)
             sent.answer.add_done_callback(_ignore)
@@ -77,6 +76,6 @@ class Awaited:
 
 
 def _ignore(answer: "asyncio.Future[Any]") -> None:
-    """Fetch the error of an answer that nobody waits for any more, so that it is not reported as lost."""
+    """Retrieve the error of a dropped answer, so that asyncio does not report it as never retrieved."""
     if not answer.cancelled():
         answer.exception()

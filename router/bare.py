@@ -1,7 +1,7 @@
-"""Requests without what was said: the length of a prompt for its tokens, no text, nothing of how tokens are chosen.
+"""Redacted requests: the length of the prompt instead of its tokens, no text, no sampling parameters.
 
-What is left is all that the core decides by. Where a request is made of it again every token is `NOTHING`, but for the
-one that ended a sequence, which is `END`.
+The rest is all that scheduling depends on. When requests are rebuilt every token is `NOTHING`, except that a token that
+ended a sequence is `END`.
 """
 
 from operator import attrgetter
@@ -15,7 +15,7 @@ LEFT_OUT = frozenset({"prompt", "key", "sampling", "end_tokens", "stop_strings",
 KEPT = ("id", "max_new_tokens", "prompt_logprobs", "priority", "tenant", "timeout", "namespace", "block_hashes",
         "adapter", "grammar", "wish")
 
-Bare = tuple[int, tuple[Any, ...]]  # tokens in the prompt, and the values of KEPT
+Bare = tuple[int, tuple[Any, ...]]  # number of prompt tokens, and the values of the KEPT fields
 
 kept_of = attrgetter(*KEPT)
 tenant_of = attrgetter(*Tenant.__slots__)
@@ -31,7 +31,7 @@ def request_of(length: int, kept: tuple[Any, ...]) -> Request:
 
 
 def told(given: Bare) -> dict[str, Any]:
-    """As JSON has it."""
+    """Return a redacted request as a JSON object."""
     values = dict(zip(KEPT, given[1], strict=True))
     values["tenant"] = list(tenant_of(values["tenant"]))
     values["namespace"] = values["namespace"].hex()
@@ -42,7 +42,7 @@ def told(given: Bare) -> dict[str, Any]:
 
 
 def heard(values: dict[str, Any]) -> Request:
-    """The request of what `told` made."""
+    """Rebuild a request from the JSON object that `told` returned."""
     values = dict(values)
     length = values.pop("prompt_tokens")
     values["tenant"] = Tenant(*values["tenant"])

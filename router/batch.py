@@ -1,4 +1,4 @@
-"""The sequences that step together, known by one number on both sides."""
+"""Batch of sequences that step together, with the same number in router and shards."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ class Batch:
         self._rows[sequence.number] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """It leaves here now and on the shards with the next message sent."""
+        """Remove the sequence; the shards remove it with the next message sent."""
         del self._rows[sequence.number]
         self._filter_owed = True
 

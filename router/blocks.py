@@ -1,8 +1,8 @@
-"""The cache blocks: free, held, or kept for whoever asks for the same tokens again. Knows neither sequences nor tokens.
+"""Pool of KV cache blocks: free, held, or kept for requests with the same tokens.
 
-A block is held by any number of sequences; each keeps the list of its own and gives it back here. One that is full may
-be published under a name (hashing.py) and then be held by others too, since nobody writes to it any more. When nobody
-holds it, it is kept as long as there are others to take, and the least recently used goes first.
+A block is held by any number of sequences; each has the list of its blocks and returns them here. A full block may be
+published under a name (its hash, see hashing.py) and then be shared, since no sequence writes to it any more. Once no
+sequence holds it, it is kept while free blocks suffice; the least recently used is evicted first.
 """
 
 from collections import Counter, OrderedDict
@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 
 
 class Blocks:
+    """Pool of blocks, numbered from 0."""
+
     def __init__(self, count: int, size: int) -> None:
         self.count = count
         self.size = size
@@ -17,14 +19,14 @@ class Blocks:
         self._holders = [0] * count
         self._names: list[bytes | None] = [None] * count  # of published blocks
         self._published: dict[bytes, int] = {}
-        # Published and held by nobody, least recently used first. A dict would look for its first entry among the
-        # places of all that were taken from it.
+        # Published and not held, least recently used first. Not a dict: finding its first entry takes time
+        # proportional to the entries deleted before it.
         self._kept = OrderedDict[int, None]()
-        self._reserved: dict[bytes, int] = {}  # names that are being computed, and the block that will have them
+        self._reserved: dict[bytes, int] = {}  # names of blocks being computed
 
     @property
     def num_free(self) -> int:
-        """Blocks that may be taken."""
+        """Number of blocks that can be allocated, kept ones included."""
         return len(self._free) + len(self._kept)
 
     @property
@@ -32,13 +34,13 @@ class Blocks:
         return len(self._kept)
 
     def places(self, tokens: int) -> int:
-        """Blocks that so many tokens fill."""
+        """Return the number of blocks that hold this many tokens."""
         return -(-tokens // self.size)
 
     # -- holding
 
     def take(self, count: int) -> list[int]:
-        """Blocks to write to."""
+        """Allocate blocks to write to; kept ones are evicted if free ones do not suffice."""
         assert 0 <= count <= self.num_free, f"{count} blocks wanted, {self.num_free} free"
         if count > len(self._free):
             self._drop(count - len(self._free))
@@ -50,14 +52,16 @@ class Blocks:
         return taken[::-1]
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Published blocks that were found, to read from."""
+        """Hold published blocks to read from."""
         for block in blocks:
             self._holders[block] += 1
             self._kept.pop(block, None)
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Those of one sequence, in its order: what stands behind is of no use without what stands before, so it is
-        kept for a shorter time."""
+        """Free the blocks of one sequence, given in its order.
+
+        Later blocks are of no use without the ones before, so they are evicted first.
+        """
         for block in reversed(blocks):
             self._holders[block] -= 1
             assert self._holders[block] >= 0, "a block was given back twice"
@@ -68,12 +72,12 @@ class Blocks:
                     self._free.append(block)
 
     def num_freed(self, leaving: Iterable[Sequence[int]]) -> int:
-        """How many would be free if all these holders gave theirs back."""
+        """Return how many blocks would be free if all these holders freed theirs."""
         given = Counter(block for blocks in leaving for block in blocks)
         return sum(self._holders[block] == times for block, times in given.items())
 
     def num_kept_of(self, blocks: Iterable[int]) -> int:
-        """How many of these nobody holds, so that to hold them leaves less to take."""
+        """Return how many of these blocks are not held: holding them reduces `num_free`."""
         return sum(not self._holders[block] for block in blocks)
 
     def _drop(self, count: int) -> None:
@@ -90,7 +94,7 @@ class Blocks:
         return name in self._published
 
     def find(self, names: Iterable[bytes]) -> list[int]:
-        """The published blocks of these names, up to the first that is missing."""
+        """Return the published blocks of these names, up to the first name that is missing."""
         found = []
         for name in names:
             block = self._published.get(name)
@@ -100,7 +104,7 @@ class Blocks:
         return found
 
     def publish(self, blocks: Iterable[int], names: Iterable[bytes]) -> None:
-        """They are full, and whoever looks for their names may hold them. The first of a name wins."""
+        """Publish full blocks, so that `find` returns them. The first block of a name is used."""
         for block, name in zip(blocks, names, strict=True):
             if self._reserved.get(name) == block:
                 del self._reserved[name]
@@ -108,12 +112,12 @@ class Blocks:
                 self._names[block] = name
 
     def reserve(self, block: int, name: bytes) -> None:
-        """It will be published under this name. The first of a name wins."""
+        """Reserve a name for a block that is being computed. The first block of a name is used."""
         if name not in self._published:
             self._reserved.setdefault(name, block)
 
     def release(self, block: int, name: bytes) -> None:
-        """It will not."""
+        """Remove the reservation of this block."""
         if self._reserved.get(name) == block:
             del self._reserved[name]
 

@@ -1,6 +1,6 @@
-"""Numbers within their bounds, as a shard will see them: what travels has 32 bits.
+"""Bounds checks of floating-point parameters, done in float32 since that is what the shards receive.
 
-Knows nothing of requests; every message names the field, the bound and the value.
+Every error names the field, the bound and the value.
 """
 
 import math
@@ -10,7 +10,7 @@ from router.errors import InvalidRequest
 
 
 def as_float32(name: str, value: float) -> float:
-    """The value as the shard will see it: what a 32-bit number cannot tell from a bound is refused like the bound."""
+    """Round to float32, so that a value which float32 cannot distinguish from a bound is rejected like the bound."""
     try:
         narrow: float = struct.unpack("f", struct.pack("f", value))[0]
     except OverflowError:
@@ -39,7 +39,7 @@ def between(name: str, value: float | None, low: float, high: float) -> float:
 
 
 def fraction(name: str, value: float | None) -> float:
-    """0 where nothing is given: keep all candidates."""
+    """Check that a value is above 0 and below 1; return 0, which keeps all candidates, if none is given."""
     if value is None:
         return 0.0
     narrow = as_float32(name, value)

@@ -1,16 +1,16 @@
-"""How many prompt tokens a step may take in: by their number, and by the seconds that they may add to the decodes."""
+"""Limits of the prompt tokens in a step: their number, and the seconds that they may add to the decodes."""
 
 from dataclasses import dataclass
 from math import inf
 
 from router.costs import CostModel, Load
 
-EARNED = 2.0  # seconds that prompts may add for each second of decodes that held them up
+EARNED = 2.0  # seconds that prompts may add for each second of decodes that delayed them
 
 
 @dataclass(slots=True)
 class Budget:
-    """What is left of one step for chunks of prompts. The first chunk of a step may have a budget of its own."""
+    """Remaining budget of one step for chunks of prompts. The first chunk may have a larger one, `first_seconds`."""
 
     tokens: int
     block_size: int
@@ -44,35 +44,38 @@ class Budget:
 class PromptShare:
     """The seconds that prompts may add to steps in which sequences decode.
 
-    Two bounds meet here. The stall promise protects sequences that decode: the chunks of a step, by the cost model and
-    its caution, add at most `stall_seconds` to it. Requests that wait for their first token are protected by what
-    prompts earn: a second of decodes holds them up for a second and earns two, times waiting / decoding where more
-    wait than decode. What was earned since prompts last ran may be added, whatever the stall promise says. So however
-    slow a step is, prompts get two thirds of the time while any wait (at least half: they run in whole blocks, and what
-    is left of less than one is lost), decodes never hold a request up for longer than the prompts before it and
-    its own take, and while no more wait than decode prompts add at most the stall promise, twice what the step
-    takes without them, or one block, whichever is most. What waiting / decoding adds belongs to the first prompt alone:
-    to end prompts one after the other brings no first token later than to end them together, and most of them sooner.
+    Two bounds are combined. The stall promise protects decoding sequences: by the cost model and its safety factor
+    (`caution`), the chunks of a step add at most `stall_seconds` to it. Earned seconds protect requests that wait for
+    their first token: a second of decodes delays them by a second and earns two, times waiting / decoding if more
+    wait than decode. The seconds earned since prompts last ran may be added even if they exceed the stall promise.
+
+    Therefore, however slow steps are, prompts get two thirds of the time while any wait (at least half: they run in
+    whole blocks, and a remainder below one block is lost), and decodes never delay a request for longer than the
+    prompts before it and its own take. While no more sequences wait than decode, prompts add at most the largest of
+    the stall promise, twice the step's time without them, and one block.
+
+    The factor waiting / decoding applies to the first prompt alone: prompts that finish one after the other get no
+    first token later than prompts that finish together, and most get it sooner.
     """
 
     def __init__(self) -> None:
         self._held_up = 0.0  # predicted seconds of decodes since prompts last ran, the next step's included
 
     def seconds(self, decodes: Load, num_waiting: int, stall_seconds: float, costs: CostModel) -> tuple[float, float]:
-        """Return the seconds that all prompts together may add to a step of these decodes, and that the first may."""
+        """Return the seconds that all prompts together, and the first alone, may add to a step of these decodes."""
         self._held_up += costs.predict(decodes)
         earned = EARNED * self._held_up
         seconds = max(stall_seconds / costs.caution, earned)
         return seconds, max(seconds, earned * num_waiting / decodes.rows)
 
     def planned(self, *, left_out: bool) -> None:
-        """Tell whether the step that was planned left waiting prompts out altogether: then what they earned is kept."""
+        """Record a planned step: the earned seconds are kept only if it left out all waiting prompts (`left_out`)."""
         if not left_out:
             self._held_up = 0.0
 
 
 def load_of_chunk(start: int, length: int) -> Load:
-    """Return what a chunk adds to a step: a row, its tokens, and the places that it reads."""
+    """Return the load that a chunk adds to a step: a row, its tokens, and the cache slots that it reads."""
     return Load(rows=1, chunk_tokens=length, context=start + length)
 
 

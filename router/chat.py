@@ -1,6 +1,6 @@
-"""From the messages of a chat to the text of a prompt, by the template that comes with the model.
+"""Chat templates: render the messages of a chat into the text of a prompt.
 
-Clients bring messages, never templates. Knows nothing of tokens, and not what messages mean.
+A template comes with the model or from the operator, never from a client.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ from typing import Any
 from router.sandbox import Program, end_of_time, tojson
 from router.speech import Shape, opening, shape_of
 
-GOES_ON = "77007700770077007700"  # behind an answer that has begun, while a template runs: all of them let digits be
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # what templates call them, as transformers has it
-# What the simulated model is asked with.
+GOES_ON = "77007700770077007700"  # marks the end of a partial answer while rendering; no template changes digits
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys of the reasoning in templates, as in transformers
+# Template of the simulated model.
 PLAIN = ("{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
          "{% if add_generation_prompt %}assistant: {% endif %}")
-# What a model is told of tools when its template has no place for them.
+# Instruction for models whose template does not render tools.
 HOW_TO_CALL = ("If a call of one of these functions helps, answer with nothing but JSON that has its `name` and its "
                "`arguments`. Otherwise answer as usual.")
 
@@ -24,18 +24,24 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The messages of a chat, in order: `role`, `content` and what else a client says that templates may ask for. With
-    the tools that the model may call, and how it is told of them."""
+    """Messages of a chat, in order, and the tools that the model may call.
+
+    A message has `role`, `content` and further keys that templates may use. `tool_prompt` is the instruction that
+    explains the tools to the model; empty for the template's own, or HOW_TO_CALL.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_prompt: str = ""
-    must_call: bool = False  # the answer is the JSON of a call, and the prompt what stands before that
+    must_call: bool = False  # the answer is the JSON of a call; the text that precedes it is part of the prompt
 
 
 class ChatTemplate:
-    """`special_tokens` are the texts that templates know by name, such as `bos_token`; `shape` is that of what the
-    model says. May be used by many threads."""
+    """Chat template; thread-safe.
+
+    `special_tokens` are the texts of the tokens that templates use by name, such as `bos_token`. `shape` is the format
+    of the model's answers, by default derived from the template.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], shape: Shape | None = None) -> None:
         self._program = Program(source)
@@ -44,25 +50,29 @@ class ChatTemplate:
         self._opening = opening(self.shape, source)
 
     def render(self, conversation: Conversation) -> str:
-        """The prompt up to where the answer begins, or goes on: a last message of the assistant is not over. Raises
-        TemplateFailed."""
+        """Return the prompt up to the beginning of the answer. Raises TemplateFailed.
+
+        If the last message is the assistant's, the prompt ends with that message, and the answer continues it.
+        """
         prompt = self._prompt(self._with_tools_in_text(conversation))
         return prompt + self._opening if conversation.must_call else prompt
 
     def _prompt(self, conversation: Conversation) -> str:
-        """What a template puts behind the beginning of an answer is left out, and so are blanks."""
+        """Render; after a partial answer, cut off what the template appends to it, and trailing whitespace."""
         end = end_of_time()
         if is_begun(conversation.messages):
             *others, last = conversation.messages
             marked = replace(conversation, messages=(*others, {**last, "content": last["content"] + GOES_ON}))
             prompt, found, _ = self._text(marked, end, goes_on=True).rpartition(GOES_ON)
             if found:
-                return prompt.replace(GOES_ON, "").rstrip()  # some templates repeat what was said
+                return prompt.replace(GOES_ON, "").rstrip()  # some templates render a message more than once
         return self._text(conversation, end)
 
     def _with_tools_in_text(self, conversation: Conversation) -> Conversation:
-        """A template that has no place for tools gets them at the end of the last message, as from
-        text-generation-inference."""
+        """Append to the last message what the template does not render: the tools (if it takes none) and `tool_prompt`.
+
+        The format is that of text-generation-inference.
+        """
         if not conversation.tools:
             return conversation
         takes_tools = self._program.names("tools")
@@ -74,7 +84,7 @@ class ChatTemplate:
         return replace(conversation, messages=(*others, {**last, "content": text}))
 
     def _text(self, conversation: Conversation, end: float, *, goes_on: bool = False) -> str:
-        """Given what transformers gives."""
+        """Run the template with the variables that transformers passes."""
         return self._program.run({
             **self._special_tokens,
             "messages": [as_templates_take(message) for message in conversation.messages],
@@ -85,19 +95,19 @@ class ChatTemplate:
 
 
 def as_templates_take(message: Message) -> dict[str, Any]:
-    """Without what is null, and thoughts under every name that templates know."""
+    """Return a message without null fields, and with its reasoning under the keys that templates use."""
     given = {name: value for name, value in message.items() if value is not None}
     thoughts = next((given[name] for name in THOUGHTS if name in given), None)
     return given if thoughts is None else {"thinking": thoughts, **given, "reasoning_content": thoughts}
 
 
 def is_begun(messages: Sequence[Message]) -> bool:
-    """Whether the last message is the beginning of the answer."""
+    """Return whether the last message is a partial answer, which the model continues."""
     last = messages[-1] if messages else {}
     text = last.get("content") if last.get("role") == "assistant" and not last.get("tool_calls") else None
     return isinstance(text, str) and bool(text.strip())
 
 
 def plain_template() -> ChatTemplate:
-    """Of the simulated model."""
+    """Return the chat template of the simulated model."""
     return ChatTemplate(PLAIN, {})

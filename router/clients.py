@@ -1,7 +1,7 @@
-"""Everybody who waits for tokens: a delivery each, by the number of the sequence.
+"""Deliveries of the unfinished requests, by sequence number.
 
-Carries what the core and the shards say to the mailboxes, and what clients do (leave, stop reading) to the core. Knows
-nothing of plans or of when anything is sent.
+Passes the scheduler's events and the shards' answers to the clients' streams, and what clients do (leave, stop
+reading) to the scheduler.
 """
 
 import asyncio
@@ -38,9 +38,11 @@ now = time.monotonic
 
 
 class Clients:
+    """Streams of all unfinished requests."""
+
     def __init__(self, config: RouterConfig, tokenizer: Tokenizer, core: Scheduler, wake: Callable[[], None],
                  *, tally: Tally) -> None:
-        """`wake` is called when the core may have something new to plan."""
+        """`wake` is called when the scheduler may have something new to plan."""
         self._config = config
         self._tokenizer = tokenizer
         self._core = core
@@ -48,7 +50,7 @@ class Clients:
         self._tally = tally
         self.accounts = Accounts()
         self._deliveries: dict[int, Delivery] = {}
-        self._patience: dict[int, asyncio.TimerHandle] = {}  # with clients that do not read
+        self._patience: dict[int, asyncio.TimerHandle] = {}  # timeouts of clients that do not read
         self._nobody = asyncio.Event()
         self._nobody.set()
 
@@ -56,7 +58,7 @@ class Clients:
         return len(self._deliveries)
 
     async def gone(self) -> None:
-        """Waits until nobody waits any more."""
+        """Wait until no request is unfinished."""
         await self._nobody.wait()
 
     def open(self, request: Request, number: int, came: float | None = None, traceparent: str = "") -> Stream:
@@ -74,20 +76,20 @@ class Clients:
         return stream
 
     def _story(self, number: int) -> Story:
-        """Who can never fit was over as soon as it came, and the core knows it no more."""
+        """Return the scheduler's story; a new one if the request can never fit and the scheduler has dropped it."""
         with suppress(KeyError):
             return self._core.story(number)
         return Story(now())
 
     def traceparent(self, number: int) -> str:
-        """The span that this sequence's chunks belong to, if they belong to one."""
+        """Return the parent span of the sequence's chunks, or an empty string."""
         delivery = self._deliveries.get(number)
         return "" if delivery is None else delivery.account.traceparent
 
     # -- from the shards and the core
 
     def read(self, answer: Answer) -> dict[int, int]:
-        """Make text of an answer; returns whose text just met a stop string, and how many of the tokens count."""
+        """Detokenise an answer. Returns how many tokens count of each sequence that reached a stop string."""
         for logprobs in answer.prompt_logprobs:
             if (delivery := self._deliveries.get(logprobs.sequence)) is not None:
                 delivery.deliver_prompt(logprobs)
@@ -100,7 +102,7 @@ class Clients:
             if (delivery := deliveries.get(number)) is not None:
                 try:
                     stop = delivery.read(row)
-                except Exception:  # what goes wrong with the text of one request is that request's affair alone
+                except Exception:  # an error in the text of one request must fail only that request
                     self._unreadable(number)
                     continue
                 if stop is not None:
@@ -113,7 +115,7 @@ class Clients:
         self.fail(number, GenerationFailed("the text could not be made"))
 
     def tell(self, events: Iterable[Event]) -> None:
-        """Who is not there any more is not told."""
+        """Dispatch the scheduler's events. Events of requests that are already closed are dropped."""
         for event in events:
             if isinstance(event, Produced):
                 self._deliver(event.counts)
@@ -129,7 +131,7 @@ class Clients:
             return
         try:
             delivery.finish(event.reason)
-        except Exception:  # as with the text of a row
+        except Exception:  # fails only this request, as in `read`
             self._unreadable(event.sequence)
             return
         self._close(event.sequence)
@@ -161,7 +163,7 @@ class Clients:
     # -- from the clients
 
     def _hold(self, number: int) -> None:
-        """The client does not read: its sequence pauses, and the client gets some time."""
+        """Pause the sequence of a client that does not read; cancel it after --slow-client-timeout."""
         self._core.hold(number, now())
         self._patience[number] = asyncio.get_running_loop().call_later(
             self._config.slow_client_timeout, self._give_up, number)

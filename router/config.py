@@ -1,6 +1,6 @@
-"""Every setting of the router: default, bound, help. Flags, environment names and docs/configuration.md come from here.
+"""Settings of the router, each with default, bounds and help.
 
-Knows nothing of how a setting is given; `launcher/cli.py` makes flags of the fields.
+Flags (made by `launcher/cli.py`), environment names and docs/configuration.md are derived from them.
 """
 
 import re
@@ -9,20 +9,22 @@ from typing import Any
 
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^\s/,]+", re.IGNORECASE)
 SOURCES = ("hub", "local", "s3", "pbase")  # of adapters
-HUB_TOKEN = "WEFT_HUB_TOKEN"  # noqa: S105 - the variable in which a router finds its own token
-ADAPTER_TOKEN = "WEFT_ADAPTER_TOKEN"  # noqa: S105 - the variable in which a client of ours finds one for a source
-API_KEY = "WEFT_API_KEY"  # the variable in which a router finds its key: its arguments are seen by others
+HUB_TOKEN = "WEFT_HUB_TOKEN"  # noqa: S105 - environment variable of the router's own token
+ADAPTER_TOKEN = "WEFT_ADAPTER_TOKEN"  # noqa: S105 - environment variable of our client's token for a source
+API_KEY = "WEFT_API_KEY"  # environment variable of the router's key: other users can read a process's arguments
 
 
 def setting(default: Any, help_text: str, *, low: float | None = None, high: float | None = None,
             choices: tuple[str, ...] = (), secret: bool = False) -> Any:
-    """A dataclass field with what the command line, the check and the documentation need to know about it."""
+    """Return a dataclass field with the metadata for the command line, the checks and the documentation."""
     rules = {"help": help_text, "low": low, "high": high, "choices": choices}
     return field(default=default, metadata=rules, repr=not secret)
 
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
+    """Settings of one router, checked when the object is created. Each field is a flag."""
+
     hostname: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 opens the server to the network.")
     port: int = setting(3000, "Port to listen on; 0 takes a free one.", low=0, high=65535)
     api_key: str = setting(
@@ -164,7 +166,7 @@ class RouterConfig:
 
 
 def check_settings(config: Any) -> None:
-    """Refuse values outside the bounds of their field; the message names flag, bound and value."""
+    """Raise ValueError for a value outside the bounds of its field; the message names flag, bound and value."""
     for item in fields(config):
         value, rule = getattr(config, item.name), item.metadata
         flag = "--" + item.name.replace("_", "-")

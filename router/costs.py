@@ -1,12 +1,11 @@
-"""How long a step takes: t = a + b rows + c chunk tokens + d context read, learned while serving.
+"""Cost model of a step: seconds = a + b * rows + c * chunk tokens + d * context read, learned while serving.
 
-The four coefficients start from warm-up's measurements and follow the answers by recursive least squares, as
-multipliers that may drift a little from step to step: what no step excites stays as it was, and old steps are forgotten
-where new ones say more. Errors are relative, so the arithmetic is done on shares, each term's part of the predicted
-time. Where several steps in a row are off in the same direction the machine has become faster or slower, most often
-since another program started or ended: all coefficients follow at once, and learning begins anew from there. Beside the
-fit stands `caution`, how much longer than predicted a step takes when it is unlucky.
-Knows nothing of sequences or of what the figures are used for.
+The four coefficients start from the measurements of warm-up and follow the answers by recursive least squares, as
+multipliers that may drift a little from step to step: a coefficient that no step depends on keeps its value, and old
+steps are forgotten where new ones carry more information. Errors are relative, so the arithmetic uses shares, each
+term's part of the predicted time. If several steps in a row are off in the same direction, the machine has become
+faster or slower, most often because another program started or ended: all coefficients are scaled at once, and learning
+restarts from there. `caution` is the factor by which an unlucky step takes longer than predicted.
 """
 
 from bisect import bisect_left, insort
@@ -19,15 +18,15 @@ from router.messages import Measurement
 
 NOISE = 0.01  # variance of actual / predicted on a quiet machine
 DOUBT = 0.25  # variance of a multiplier at the start, and never more
-DRIFT = 4e-6  # by which a variance grows with every step
-CLIP = 1.5  # a step that took longer or shorter than this many times the prediction counts as that
-LEAST_SHARE = 0.1  # no coefficient falls below this part of where it began, from where it could hardly return
-SURPRISE = 1.25  # a step that took so many times longer or shorter than predicted
-SURPRISES = 8  # in a row, in the same direction: the machine has a new pace
+DRIFT = 4e-6  # growth of each variance per step
+CLIP = 1.5  # actual / predicted is clipped to this factor, in both directions
+LEAST_SHARE = 0.1  # no coefficient falls below this part of its start value: a multiplier could hardly raise it again
+SURPRISE = 1.25  # factor, in both directions, from which a step counts as a surprise
+SURPRISES = 8  # this many in a row in the same direction mean that the speed of the machine has changed
 WINDOW = 256
 CAUTION_AT_START, LEAST_CAUTION = 1.3, 1.05
 UNLUCKY = 0.995
-# A hiccup of the machine is not a slow model: a ratio so far above the usual one says nothing about the next step.
+# A ratio of more than HICCUP times the median is an outlier of the machine and predicts nothing about the next step.
 HICCUP = 2.0
 ENOUGH_RATIOS = 16
 
@@ -36,7 +35,7 @@ Terms = tuple[float, float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a step consists of, as far as its time depends on it."""
+    """Quantities of a step that its duration depends on."""
 
     rows: int = 0
     chunk_tokens: int = 0
@@ -57,18 +56,20 @@ def dot(coefficients: Terms, load: Load) -> float:
 
 
 class CostModel:
+    """Predictor of step times that learns from every observed step."""
+
     def __init__(self, coefficients: Terms) -> None:
         self._begin(coefficients)
 
     def _begin(self, coefficients: Terms) -> None:
-        """Trust these coefficients as little as those that warm-up measured."""
+        """Start learning from these coefficients, with the uncertainty of those from warm-up."""
         self._coefficients = coefficients
         self._least = tuple(LEAST_SHARE * c for c in coefficients)
         self._covariance = [[DOUBT if i == j else 0.0 for j in range(4)] for i in range(4)]
         self._ratios = Ratios()
         self._streak: list[Observed] = []  # the latest steps, if all were off in the same direction
         self._direction = 0  # 1 where steps took longer than predicted, -1 where shorter
-        self._before = coefficients  # as they were when the streak began
+        self._before = coefficients  # the coefficients when the streak began
 
     @classmethod
     def measured(cls, measurements: Rows[Measurement]) -> "CostModel":
@@ -86,7 +87,7 @@ class CostModel:
         return dot(self._coefficients, load)
 
     def observe(self, load: Load, seconds: float) -> float:
-        """Learn from a step; return by what factor all steps take longer now, which is 1 unless the pace changed."""
+        """Learn from a step; return the factor by which all steps take longer now: 1 unless the speed has changed."""
         if self.predict(load) <= 0.0:
             return 1.0
         self._follow_streak(load, seconds)
@@ -121,12 +122,12 @@ class CostModel:
         d0, d1, d2, d3 = direction
         doubt = d0 * s0 + d1 * s1 + d2 * s2 + d3 * s3  # variance of the prediction
         if doubt <= NOISE:
-            self._ratios.add(ratio)  # of a model that knows such steps: the rest is luck
+            self._ratios.add(ratio)  # such steps have been learned, so the remaining error is noise
         gains = [d / (NOISE + doubt) for d in direction]
         a, b, c, d = (max(value * (1.0 + g * error), least)
                       for value, g, least in zip(self._coefficients, gains, self._least, strict=True))
         self._coefficients = (a, b, c, d)
-        if 1.0 / CLIP < ratio < CLIP:  # a step that was clipped does not tell where the coefficients are
+        if 1.0 / CLIP < ratio < CLIP:  # a clipped error does not make the coefficients more certain
             self._covariance = [
                 [p0 - g * d0, p1 - g * d1, p2 - g * d2, p3 - g * d3]
                 for (p0, p1, p2, p3), g in zip(self._covariance, gains, strict=True)]
@@ -135,7 +136,7 @@ class CostModel:
 
 
 class Ratios:
-    """The last ratios of actual to predicted time, in order of arrival and in order of size."""
+    """The last WINDOW ratios of actual to predicted time, in order of arrival and in order of size."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque()
@@ -157,10 +158,10 @@ class Ratios:
 
 
 def fit(measurements: Rows[Measurement]) -> Terms:
-    """Coefficients, none negative, that explain the measurements with the least relative error.
+    """Return the non-negative coefficients that fit the measurements with the least relative error.
 
-    A term whose best coefficient is negative is left out and the rest solved again; with no measurements at all a
-    millisecond a step is assumed, and learned away.
+    A term whose best coefficient is negative is dropped and the rest solved again. Without any measurement a
+    millisecond per step is assumed, which `observe` then corrects.
     """
     rows = [(Load(m.rows, m.chunk_tokens, m.context).terms, m.seconds) for m in measurements if m.seconds > 0.0]
     kept = [0, 1, 2, 3]
@@ -175,12 +176,12 @@ def fit(measurements: Rows[Measurement]) -> Terms:
 
 
 def _least(rows: list[tuple[Terms, float]], i: int) -> float:
-    """No coefficient starts at exactly zero: a multiplier could never bring it back."""
+    """Return the smallest start value of coefficient `i`, which is above zero: a multiplier cannot change a zero."""
     return 1e-4 * min(seconds / max(terms[i], 1.0) for terms, seconds in rows)
 
 
 def _solve(rows: list[list[float]]) -> list[float]:
-    """x that minimises |rows x - 1|, by normal equations with the lightest ridge that keeps them solvable."""
+    """Return the x that minimises |rows x - 1|, by normal equations with a tiny ridge that keeps them solvable."""
     n = len(rows[0])
     scale = [max(abs(row[i]) for row in rows) or 1.0 for i in range(n)]
     scaled = [[row[i] / scale[i] for i in range(n)] for row in rows]

@@ -1,4 +1,4 @@
-"""What the core decided, short enough to be written down with every step, and the same on every machine."""
+"""Decisions of the scheduler in a compact form that is recorded with every call and is the same on every machine."""
 
 from collections.abc import Sequence as Rows
 from hashlib import blake2b
@@ -8,15 +8,17 @@ from typing import Any
 from router.events import Event, Produced
 from router.messages import Decode, Embed, Filter, Grant, Message, Move, Plan, Prefill
 
-LAYOUT = 2  # of marshal: the last one in which equal numbers always make equal bytes
+LAYOUT = 2  # version of marshal's format: the last one in which equal values always give equal bytes
 
 Outcome = tuple[Any, ...]
 
 
 def of_plan(plan: Plan) -> Outcome:
-    """The order, a digest of all there is to a plan but the predicted seconds, which are no decision, and three figures
-    for people: sequences that decode, sequences that enter, prompt tokens."""
-    silent = len(plan.members) - len(plan.expects)  # who yields no token: prompts that go on
+    """Return a plan's order, its digest, and three numbers for readers: decoding and entering sequences, prompt tokens.
+
+    The digest covers everything but the predicted seconds, which are no decision.
+    """
+    silent = len(plan.members) - len(plan.expects)  # members that yield no token: unfinished prompts
     figures = dumps((plan.order, plan.members, plan.expects if silent else (), [*map(_figures, plan.messages)]), LAYOUT)
     digest = blake2b(figures, digest_size=8).hexdigest()
     step = plan.messages[-1]
@@ -51,7 +53,7 @@ def of_moves(moves: Rows[Move]) -> Outcome:
 
 
 def of_events(events: list[Event]) -> Outcome:
-    """Everything but tokens, whose numbers follow from the answer: it is an input."""
+    """Return all events but `Produced`, whose counts follow from the answer, an input."""
     if len(events) == 1 and type(events[0]) is Produced:
         return ()
     return tuple((type(event).__name__, *(getattr(event, name) for name in event.__slots__))

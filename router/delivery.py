@@ -1,7 +1,7 @@
-"""The way of one request's tokens from ids to its client's mailbox: text, stop strings, the end.
+"""Output of one request: detokenises its tokens, finds stop strings, and puts events into the client's stream.
 
-Knows nothing of batches or shards. A row of an answer is read first, so that the core learns of stop strings, and
-delivered when the core has said how many of its tokens count.
+A row of an answer is first read, so that the scheduler learns of stop strings, and delivered after the scheduler has
+decided how many of its tokens count.
 """
 
 from collections.abc import Sequence as Rows
@@ -15,6 +15,8 @@ from router.tokenizer import Tokenizer
 
 
 class Delivery:
+    """Output state of one request, from token ids to events."""
+
     def __init__(self, request: Request, stream: Stream, tokenizer: Tokenizer, account: Account) -> None:
         self.request = request
         self.stream = stream
@@ -24,13 +26,13 @@ class Delivery:
         self._stop_strings = StopStrings(request.stop_strings) if request.stop_strings else None
         self._num_prompt_logprobs = 1  # the first token has none
         self._special = tokenizer.special
-        self._row: list[TokenEvent] = []  # what was read last
-        self._text: list[str] = []  # of all tokens read, special ones left out
-        self._text_end: int | None = None  # where in the whole text a stop string ended
-        self._told: Told | None = None  # instead of tokens, of a text that was run as a whole
+        self._row: list[TokenEvent] = []  # events of the row that was read last
+        self._text: list[str] = []  # pieces of all tokens read, without special tokens
+        self._text_end: int | None = None  # index in the whole text at which a stop string ended
+        self._told: Told | None = None  # result of an embedding or classification request
 
     def read(self, row: AnswerRow) -> int | None:
-        """Make text of a row. Says how many of its tokens count if a stop string ends in one of them, else None."""
+        """Detokenise a row. Returns how many of its tokens count if a stop string ends in one of them, else None."""
         self._row = []
         for index, token in enumerate(self._counted(row.tokens)):
             piece = self._detokenizer.step(token)
@@ -45,22 +47,25 @@ class Delivery:
         return None
 
     def hear(self, told: Told) -> None:
-        """All that there will be."""
+        """Set the result of an embedding or classification request; `finish` delivers it."""
         self._told = told
 
     def deliver(self) -> None:
-        """The row that was read counts: as far as it was read, since both follow the same rule."""
+        """Deliver the row that was read last.
+
+        All of its events count: `read` and the scheduler cut a row by the same rule, `count_tokens`.
+        """
         for event in self._row:
             self.stream.put(event)
         self.account.num_generated += len(self._row)
 
     def _counted(self, tokens: Rows[int]) -> Rows[int]:
-        """What comes after an end token or beyond the length is no text of ours. A first token always counts."""
+        """Cut a row after an end token and at the length limit. The first token of a row always counts."""
         known = self.account.num_generated
         return tokens if len(tokens) == 1 else tokens[:count_tokens(self.request, known, tokens, None)[0]]
 
     def deliver_prompt(self, logprobs: PromptLogprobs) -> None:
-        """A prompt that ran anew after a yield or a loss is told only once."""
+        """Deliver the logprobs not delivered yet: a prompt runs again after a preemption or a loss of the shards."""
         known = self._num_prompt_logprobs
         fresh = tuple(logprobs.logprobs[max(0, known - logprobs.start):])
         if fresh:

@@ -1,8 +1,8 @@
-"""Steps of texts that are run as a whole: to be embedded, or for labels of their tokens.
+"""Pooling steps: texts that are run as a whole, for embeddings or labels of their tokens.
 
-Such a text cannot be cut, takes no blocks and enters no batch. What the first in turn wants is what a step is for, but
-between two of these steps those who generate have one. While somebody decodes, texts share the time with the decodes as
-prompts do, except that the whole of their step is what they add. Sees only the house.
+Such a text cannot be cut, takes no blocks and enters no batch. The first sequence in turn decides the kind of a step,
+but between two pooling steps running sequences get a step of their own. While sequences decode, pooling shares the
+time with the decodes as prompts do (`PromptShare`), except that the whole pooling step counts as added time.
 """
 
 from router.budget import Budget, PromptShare
@@ -11,20 +11,20 @@ from router.request import Wish
 from router.sequence import Sequence
 from router.steps import Draft, House, load_of_decodes
 
-ONE_TOKEN = 1  # for a budget in whole blocks: a text has none
+ONE_TOKEN = 1  # block size for the budget: a text takes no blocks
 
 
 class Embeds:
     def __init__(self, house: House) -> None:
         self.house = house
-        self._was_last = False  # the step before was one of these
+        self._was_last = False  # the step before was a pooling step
         self._share = PromptShare()
 
     def draft(self) -> Draft | None:
-        """A step, if it is theirs."""
+        """Return a pooling step; None if the next step generates text."""
         wish = self.house.next_wish()
         if wish is Wish.TEXT and not self.house.num_embeds():
-            self._share.planned(left_out=False)  # who was held up has left
+            self._share.planned(left_out=False)  # no text waits any more: the earned seconds expire
         is_theirs = wish is not Wish.TEXT and not (self._was_last and len(self.house.running))
         draft = self._draft(wish) if is_theirs else None
         self._was_last = draft is not None
@@ -48,7 +48,7 @@ class Embeds:
         draft.chunks.append((text, text.length))
 
     def _budget(self) -> Budget:
-        """Count what every step costs as added, too: for whoever decodes all of this one is a stall."""
+        """Return the budget of a pooling step. Its constant cost counts as added too: all of it delays the decodes."""
         policy, costs = self.house.policy, self.house.costs
         decodes = load_of_decodes([sequence for sequence in self.house.running if sequence.is_ready])
         if not decodes.rows:

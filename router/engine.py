@@ -1,8 +1,8 @@
-"""The router's loop: ask for a plan, send it, read the answer, deliver. Everything else hangs on it.
+"""Main loop of the router: plan a step, send it, read the answer, deliver its tokens.
 
-Decides nothing: what to do next is the core's, what an answer says `wire.py`'s, what a client reads `clients.py`'s.
-Up to `--look-ahead` plans are under way; their answers are taken in order. When the shards are lost the core is told,
-and the loop goes on as soon as there are shards again.
+The scheduler plans, `wire.py` decodes answers, `clients.py` delivers. Up to `--look-ahead` plans are in flight; their
+answers are processed in order. When the shards are lost the loop informs the scheduler, and continues after the next
+handshake with shards.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from router.trials import Loss
 from shard.pb import shard_pb2 as pb
 
 LEAST_STEP_TIMEOUT = 30.0
-PAUSE = 0.1  # before shards are asked again
+PAUSE = 0.1  # seconds before the next attempt to connect to the shards
 DEFECTS, DEFECT_WINDOW = 3, 60.0
 
 log = logging.getLogger(__name__)
@@ -46,9 +46,14 @@ now = time.monotonic
 
 
 class Engine:
+    """Main loop around the scheduler, with the interface that the HTTP layer uses."""
+
     def __init__(self, config: RouterConfig, shards: Shards, tokenizer: Tokenizer,
                  on_broken: Callable[[str], None] = log.error, shelf: Shelf | None = None) -> None:
-        """`on_broken` hears why the shards' processes should be replaced. With a shelf the core is recorded."""
+        """`on_broken` is called with the reason when the shard processes should be replaced.
+
+        With a `shelf`, the calls of the scheduler are recorded.
+        """
         self.config = config
         self.is_ready = False
         self.health = Health()
@@ -62,14 +67,17 @@ class Engine:
         shards.on_gone = self._wake.set
         self._epoch = 0
         self._defects: deque[float] = deque(maxlen=DEFECTS)
-        self._events: list[Event] = []  # that nobody was told of yet
+        self._events: list[Event] = []  # not dispatched to clients yet
         self._alarm = Alarm(self._expire)
 
-    # -- for those who serve
+    # -- for the HTTP layer
 
     async def start(self) -> None:
-        """Waits for the shards and learns what they are; `facts` are there afterwards. Shards that do not answer, or
-        leave meanwhile, are replaced by others; what these say against being served is raised."""
+        """Connect to the shards, set `facts` from what they report, and start the loop.
+
+        Dead shards are waited for, hung ones reported to `on_broken`. Every other loss, such as a rejected warm-up,
+        raises ShardsLost; limits that the model or the cache cannot hold raise ValueError.
+        """
         try:
             while not await self._meet(Loss.DEATH):
                 pass
@@ -92,10 +100,10 @@ class Engine:
         self._loop.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """Whoever is still served fails; nothing is left behind."""
+        """Stop the loop, fail all unfinished requests, and close the connections to the shards."""
         self._loop.cancel()
         await asyncio.gather(self._loop, return_exceptions=True)
-        self._tell()  # who is finished is, whatever moment this is
+        self._tell()  # events that are still queued may finish requests, which then must not fail
         self._alarm.cancel()
         self._under_way.forget()
         await self.supply.resources.close()
@@ -104,7 +112,10 @@ class Engine:
         await self._shards.close()
 
     def submit(self, request: Request, came: float | None = None, traceparent: str = "") -> Stream:
-        """`came` is when the client began to ask, if that was before now; `traceparent` is for the shards."""
+        """Submit a request and return the stream of its events. Raises Overloaded or NotReady.
+
+        `came` is when the HTTP request arrived, by default now; `traceparent` is the parent of the shards' spans.
+        """
         if self._loop.done():
             raise NotReady(LEAVING)
         events = self._core.submit(request, now())
@@ -115,7 +126,7 @@ class Engine:
         try:
             stream = self._clients.open(request, first.sequence, came, traceparent)
         except Exception:
-            self._core.cancel(first.sequence, now())  # nobody would hear it
+            self._core.cancel(first.sequence, now())  # its tokens would have no stream
             raise
         self._clients.tell(events[1:])
         self._alarm.set(self._core.wake_at)
@@ -123,23 +134,26 @@ class Engine:
         return stream
 
     def ailment(self) -> str:
-        """Why nobody should be sent here now; nothing when all is well."""
+        """Return why the router should get no requests now, or an empty string."""
         return self.health.ailment(now())
 
     def metrics(self) -> str:
-        """The page for Prometheus."""
+        """Return the page of metrics for Prometheus."""
         return self.tally.page(is_ready=not self.ailment(), has_shards=self.is_ready)
 
     def account(self, request_id: str) -> Account | None:
-        """What can be told of a request that is served, or was of late."""
+        """Return the record of an unfinished or recently finished request."""
         return self._clients.accounts.get(request_id)
 
     def may_use(self, request_id: str, tenant: Tenant) -> bool:
-        """Whether a new request of this tenant may be known by this id."""
+        """Return whether a new request of this tenant may have this id."""
         return self._clients.accounts.may_use(request_id, tenant)
 
     def write_recording(self, why: str, *, asked: bool = True) -> None:
-        """The last minutes of the core to a file, if they are kept; what nobody asked for not often."""
+        """Write the scheduler's last minutes to a file, if they are recorded.
+
+        Recordings that the user has not `asked` for are written at most every ten minutes.
+        """
         if self._shelf is not None and isinstance(self._core, Recorder):
             put = self._shelf.put if asked else self._shelf.put_unasked
             put(self._core.segments(), self.facts, why)
@@ -154,7 +168,7 @@ class Engine:
         await self._clients.gone()
 
     async def crashed(self) -> None:
-        """Returns when the loop ended by itself, which only a mistake of ours can bring about."""
+        """Wait until the loop ends by itself, which only a bug can cause."""
         await asyncio.wait([self._loop])
 
     # -- the loop
@@ -172,7 +186,7 @@ class Engine:
             while self._under_way.has_answer:
                 self._events += self._receive(self._under_way.oldest)
                 self._send_plans()
-                # The next messages leave before the tokens of this answer are rendered: shards wait, clients need not.
+                # Send the next messages before this answer's tokens are rendered, so that the shards do not idle.
                 await asyncio.sleep(0)
                 self._tell()
             if self._shards.is_gone and not self._under_way:
@@ -193,11 +207,11 @@ class Engine:
         self._alarm.set(self._core.wake_at)
 
     def _expire(self) -> None:
-        """Time ran out for somebody, whatever the loop waits for."""
+        """Expire requests whose time has run out. Called by the timer, whatever the loop is waiting for."""
         self._happened(self._core.expire(now()))
 
     def _happened(self, events: list[Event]) -> None:
-        """Beside what answers say. What was there to tell before is told before."""
+        """Dispatch events that do not come from an answer, after the events that are already queued."""
         self._events += events
         self._tell()
         self._wake.set()
@@ -242,7 +256,10 @@ class Engine:
     # -- shards
 
     async def _meet(self, *expected: Loss) -> bool:
-        """Whether the shards are there now. A loss that is not expected is raised."""
+        """Try to connect to the shards and begin an epoch; return whether that succeeded.
+
+        A loss that is not `expected` is raised.
+        """
         try:
             meeting = await meet(self._shards, self.config, self._epoch)
         except ShardsLost as lost:
@@ -277,7 +294,7 @@ class Engine:
         log.info("the shards are back, epoch %d", self._epoch)
 
     def _judge(self, lost: ShardsLost) -> None:
-        """Processes that hang, or that answer nonsense again and again, are to be replaced."""
+        """Have the shard processes replaced if they hang, or after DEFECTS defects within DEFECT_WINDOW seconds."""
         if lost.loss is Loss.DEFECT:
             self._defects.append(now())
             self.write_recording("router and shards disagree", asked=False)

@@ -1,7 +1,7 @@
-"""From the labels of a text's tokens to what the text names: places, people, whatever the labels say.
+"""Entities of a classified text: groups of labelled tokens that name a person, a city, or whatever the labels mean.
 
-As the pipeline of transformers has it under the name "simple": neighbours with one label belong together, and where
-labels are told apart as beginnings (`B-`) and insides (`I-`) a beginning is one. Knows nothing of HTTP or shards.
+Same as the aggregation strategy "simple" of transformers' pipeline: adjacent tokens with the same label form one
+entity, and a label that begins with `B-` always begins a new one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,12 +13,12 @@ from router.prompts import Places
 from router.tokenizer import Tokenizer
 
 BEGINNING, INSIDE = "B-", "I-"
-NOTHING = "O"  # the label of what is nothing of interest
+NOTHING = "O"  # label of tokens outside every entity
 
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """One token that stands for some of the text."""
+    """Token with its character range in the text, its label, and the label's score."""
 
     token: int
     place: tuple[int, int]
@@ -36,7 +36,7 @@ class Labelled:
 @dataclass(frozen=True, slots=True)
 class Entity:
     group: str
-    score: float  # the mean of its tokens'
+    score: float  # mean of its tokens' scores
     word: str
     start: int
     end: int
@@ -44,7 +44,7 @@ class Entity:
 
 class Entities:
     def __init__(self, names: Sequence[str], tokenizer: Tokenizer) -> None:
-        """`names` are those of the labels, by number."""
+        """`names` are the names of the labels, by their ids."""
         self._names = names
         self._tokenizer = tokenizer
 
@@ -59,7 +59,7 @@ class Entities:
         parts = [text[slice(*each.place)] for each in group]
         word = self._tokenizer.words([each.token for each in group], parts)
         score = fsum(each.score for each in group) / len(group)
-        name = group[0].label.partition("-")[2] or group[0].label  # whatever stands before the dash
+        name = group[0].label.partition("-")[2] or group[0].label  # without the prefix before a dash, whatever it is
         return Entity(name, score, word, group[0].place[0], group[-1].place[1])
 
 

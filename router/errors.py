@@ -1,23 +1,23 @@
-"""Everything that can go wrong for one client, as a tree.
+"""Errors of requests, as a tree.
 
     RequestError
     ├── InvalidRequest       the request breaks a rule; the message names the field, the limit and the value
-    ├── ToolsFailed          the tools that are offered, or how, make no sense
-    ├── TemplateFailed       the model has no chat template, or its template makes no prompt of these messages
-    ├── Overloaded           refused at the door; `retry_after` seconds from now is worth another try
+    ├── ToolsFailed          the tools or the tool choice of the request are invalid
+    ├── TemplateFailed       the model has no chat template, or its template does not accept these messages
+    ├── Overloaded           rejected before it was queued; the client may try again after `retry_after` seconds
     ├── AdapterMissing       there is no adapter of this name, or none that this client may use
-    ├── AdapterFailed        there is one, and it cannot be fetched, or is not sound
-    ├── NotReady             the shards are not there (yet, or any more)
+    ├── AdapterFailed        the adapter exists and cannot be fetched or loaded, or is invalid
+    ├── NotReady             the shards are not connected, or the server is starting or stopping
     ├── GenerationFailed     the request was accepted and failed on a shard
-    │   ├── EmbeddingFailed        so for an embedding
-    │   └── ClassificationFailed   so for labels
-    ├── TimedOut             the time that its client gave it ran out before it had a token
+    │   ├── EmbeddingFailed        an embedding request failed on a shard
+    │   └── ClassificationFailed   a classification request failed on a shard
+    ├── TimedOut             the timeout that its client set has passed before the first token
     └── Cancelled            the client left, or was too slow to read
 
-`CannotStartNow` is beside the tree: it is for whoever starts the server.
+`CannotStartNow` is not part of the tree: it is raised while the server starts.
 
-The dialects give each a status and a shape; nobody below them knows either. A message about a field of the request
-begins with its name in backticks.
+Only the HTTP dialects map these errors to status codes and bodies. A message about a field of the request begins with
+the field's name in backticks.
 """
 
 import re
@@ -40,7 +40,7 @@ class RequestError(Exception):
 
 class InvalidRequest(RequestError, ValueError):
     def __init__(self, message: str, kind: str = "", *, param: str = "", code: str = "") -> None:
-        """`kind` is TGI's `error_type` and `code` is OpenAI's, where they have a word of their own."""
+        """`kind` is TGI's `error_type` and `code` OpenAI's `code`, for errors that have one in these APIs."""
         super().__init__(message, param=param)
         self.kind = kind
         self.code = code
@@ -68,7 +68,7 @@ class AdapterMissing(RequestError):
 
 class AdapterFailed(RequestError):
     def __init__(self, message: str, *, is_temporary: bool = False) -> None:
-        """`is_temporary`: nothing is known to be wrong with it, and another try may bring it."""
+        """`is_temporary`: another try may succeed, as the adapter itself is not known to be invalid."""
         super().__init__(message)
         self.is_temporary = is_temporary
 
@@ -98,4 +98,4 @@ class Cancelled(RequestError):
 
 
 class CannotStartNow(ValueError):
-    """The server cannot start at the moment; another time it may, with the same settings, model and machine."""
+    """The server cannot start now, but may start later with the same settings, model and machine."""

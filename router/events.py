@@ -1,4 +1,4 @@
-"""What the core tells the engine after each call: facts about sequences, by number."""
+"""Events that the scheduler returns to the engine from each call. Sequences are identified by number."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from router.request import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """A request was accepted; this is its sequence's number."""
+    """Acceptance of a request, as the sequence with this number."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request was not accepted; trying again is worth it after so many seconds."""
+    """Rejection of a request; a retry may succeed after `retry_after` seconds."""
 
     reason: str
     retry_after: float
@@ -23,7 +23,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """Of these sequences' rows in the answer so many tokens were accepted. Comes before anybody's end."""
+    """Number of accepted tokens per sequence in one answer. Precedes the events of sequences that end with it."""
 
     counts: Mapping[int, int]
 
@@ -36,7 +36,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Its time ran out before it had a token."""
+    """Timeout of a sequence that has no token yet."""
 
     sequence: int
     reason: str

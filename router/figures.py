@@ -1,6 +1,6 @@
-"""What users of a server feel, taken from calls of the core: waiting, the first token, the time between tokens.
+"""Latency as clients see it: queue wait, time to first token and inter-token latency, from calls of the scheduler.
 
-The same for a recorded run and for a simulated one. Knows nothing of where the calls come from.
+Recorded and simulated runs are measured by the same code.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ SHARES = (50, 90, 99)
 @dataclass(slots=True)
 class Life:
     came: float
-    is_known: bool = True  # whether it came while figures were taken
+    is_known: bool = True  # whether the request arrived during the measurement
     started: float | None = None
     last_token: float | None = None
     num_tokens: int = 0
@@ -33,14 +33,14 @@ class Figures:
     num_tokens: int = 0
     seconds: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in KINDS})
     _lives: dict[int, Life] = field(default_factory=dict)
-    _entered: set[int] = field(default_factory=set)  # a batch, since the shards were last lost
+    _entered: set[int] = field(default_factory=set)  # sequences that have started since the shards were last lost
 
     def is_there(self, number: int) -> None:
-        """It was in the house before figures were taken."""
+        """Add a sequence that was unfinished when the measurement began."""
         self._lives[number] = Life(0.0, is_known=False)
 
     def submitted(self, events: list[Event], now: float, *, is_known: bool = True) -> int | None:
-        """The number of its sequence, if it was accepted."""
+        """Count a request; return the number of its sequence if it was accepted."""
         self.num_requests += is_known
         self.num_refused += isinstance(events[0], Refused)
         if not isinstance(events[0], Entered):
@@ -79,7 +79,7 @@ class Figures:
         self.num_tokens += count
 
     def shards_lost(self) -> None:
-        """Who enters again did not yield."""
+        """Start counting preemptions afresh: a sequence that starts again after a loss was not preempted."""
         self._entered.clear()
 
     def tokens_of(self, number: int) -> int:
@@ -90,12 +90,12 @@ class Figures:
         return self.num_tokens / (self.ended - self.began) if self.ended > self.began else 0.0
 
     def percentile(self, kind: str, share: float) -> float:
-        """In seconds; not a number when there was nothing to measure."""
+        """Return a percentile in seconds; NaN if there were no values."""
         return percentile(self.seconds[kind], share)
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """The smallest value that is not exceeded by so many per cent of them."""
+    """Return the smallest value that at least `share` per cent of the values do not exceed; NaN if there are none."""
     ordered = sorted(values)
     if not ordered:
         return nan
@@ -103,7 +103,7 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def table(columns: dict[str, Figures]) -> str:
-    """A column for each run, a row for each figure."""
+    """Return a text table with a column for each run and a row for each figure."""
     rows = [[f"{words} p{share}, ms" for words in KINDS.values() for share in SHARES]
             + ["refused", "yields", "tokens per second"]]
     for figures in columns.values():

@@ -1,7 +1,7 @@
-"""How long requests wait from one of their tokens to the next.
+"""Inter-token latency: the time between two deliveries of tokens to the same request.
 
-Whoever had tokens in the same two steps waited equally long, so a step with the members of the one before costs one
-observation, however many they are. Several tokens of one step are one delivery. Without clock: time is an argument.
+Sequences that got tokens in the same two steps waited equally long, so a step with the same members as the one before
+costs one observation, however many members there are. Several tokens of one step are one delivery. Time is an argument.
 """
 
 from collections.abc import Container, KeysView, Sequence
@@ -12,12 +12,12 @@ from router.meters import Histogram
 class Gaps:
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
-        self._last: KeysView[int] = dict[int, int]().keys()  # who had tokens last
-        self._at = 0.0  # when that was
-        self._earlier: dict[int, float] = {}  # who had their last before that, and when
+        self._last: KeysView[int] = dict[int, int]().keys()  # sequences of the last delivery
+        self._at = 0.0  # time of the last delivery
+        self._earlier: dict[int, float] = {}  # other sequences that have tokens, with the time of their last delivery
 
     def delivered(self, numbers: KeysView[int], known: Container[int], now: float) -> Sequence[int]:
-        """These sequences have tokens now. Returns those for which they are the first."""
+        """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
         if numbers != self._last:
             return self._changed(numbers, known, now)
         self._histogram.observe(now - self._at, len(numbers))
@@ -25,7 +25,7 @@ class Gaps:
         return ()
 
     def forget(self, number: int) -> None:
-        """It is known no more."""
+        """Drop a sequence that has ended."""
         self._earlier.pop(number, None)
 
     def _changed(self, numbers: KeysView[int], known: Container[int], now: float) -> Sequence[int]:

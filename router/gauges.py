@@ -1,4 +1,4 @@
-"""What the gauges say: read from the core as it stands, kept nowhere."""
+"""Values of the gauges, computed from the scheduler's state whenever a page of metrics is made."""
 
 from collections import Counter
 
@@ -35,12 +35,12 @@ def of_health(*, is_ready: bool, has_shards: bool) -> dict[str, Reading]:
 
 
 def of_adapters(since: float) -> dict[str, Reading]:
-    """There are none, and have been none since."""
+    """Return the gauges of a server without adapters; `since` is the Unix time of its start."""
     return {"vllm:lora_requests_info": {("0", "", ""): since}}
 
 
 def of_residents(core: Scheduler, now: float) -> dict[str, Reading]:
-    """Where adapters are served. `now` is Unix time."""
+    """Return the gauges of a server with adapters. `now` is Unix time."""
     here = {resource: standing.state for resource, standing in core.adapters.items() if standing.state != ABSENT}
     states = Counter(here.values())
     named = [(sequence.request.adapter_name, sequence.story.cause in RUNNING) for sequence in core.sequences]
@@ -54,5 +54,5 @@ def of_residents(core: Scheduler, now: float) -> dict[str, Reading]:
 
 
 def plain(value: float) -> Reading:
-    """Of a gauge without labels."""
+    """Return the reading of a gauge without labels."""
     return {(): value}

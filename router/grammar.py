@@ -1,4 +1,4 @@
-"""What an answer must look like, in one form, whatever a dialect calls it: a JSON schema or a regular expression.
+"""Grammars of requests: the parameters of all dialects, read into one form, a JSON schema or a regular expression.
 
     text-generation-inference   {"type": "json", "value": SCHEMA}, also json_object; SCHEMA as an object or as its text
                                 {"type": "json_schema", "value": {"name": ..., "schema": SCHEMA}}
@@ -7,8 +7,8 @@
                                 {"type": "json_object"}, {"type": "text"}
     LoRAX                       {"type": "json_object", "schema": SCHEMA}
 
-What is too large, too deep, or would be obeyed in part only is refused here, before anybody reads further; whether the
-rest is a grammar, the compiler says. Knows nothing of tokens.
+Grammars that are too large, too deep or only partly supported are rejected here, before any further processing. The
+compiler checks whether the rest is valid.
 """
 
 import json
@@ -25,16 +25,16 @@ from router.errors import InvalidRequest
 MOST_CHARACTERS = 262_144
 MOST_DEPTH = 64
 MOST_REPETITIONS = 65_536
-OBJECT: dict[str, Any] = {"type": "object"}  # what bare `json_object` stands for
+OBJECT: dict[str, Any] = {"type": "object"}  # schema of `json_object` without a schema
 JSON_TYPES = ("json", "json_object", "json_schema")
-# Under these a schema has others by names of its own, or values that are no schemas.
+# Keywords whose value maps names to schemas (NAMED), or consists of plain values that are no schemas (VALUES).
 NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 VALUES = frozenset({"enum", "const", "default", "examples"})
-# Options of the compiler, which could switch off its checks, and words of old drafts, which it takes for remarks.
+# Options of the compiler, which could switch off its checks, and keywords of old drafts, which the compiler ignores.
 REFUSED = frozenset({"x-guidance", "%llguidance", "divisibleBy", "disallow", "extends"})
-REPETITION = re.compile(r"\\.|\{(\d*),?(\d*)\}", re.DOTALL)  # a character that was escaped opens none
+REPETITION = re.compile(r"\\.|\{(\d*),?(\d*)\}", re.DOTALL)  # an escaped brace does not open a repetition
 
-Found = tuple[str, dict[str, Any]]  # a schema, and where it stands
+Found = tuple[str, dict[str, Any]]  # path of a schema in the request, and the schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Grammar:
 
 
 def read_grammar(name: str, given: object) -> Grammar | None:
-    """`name` is what the dialect calls it. None where any text will do. Raises InvalidRequest."""
+    """Read the grammar given in the parameter `name`; None if it allows any text. Raises InvalidRequest."""
     kind = given.get("type") if isinstance(given, dict) else None
     if not isinstance(given, dict) or not isinstance(kind, str):
         raise InvalidRequest(f"`{name}` must be an object with a `type`")
@@ -62,7 +62,7 @@ def read_grammar(name: str, given: object) -> Grammar | None:
 
 
 def schema_of(name: str, kind: str, given: dict[str, Any]) -> tuple[str, Any]:
-    """Where the schema stands, and what stands there."""
+    """Return the path of the schema in the request, and its value."""
     places = ("json_schema", "value") if kind == "json_schema" else ("value", "schema")
     place = next((place for place in places if given.get(place) is not None), None)
     if place is None and kind == "json_object":
@@ -102,7 +102,7 @@ def regex(where: str, given: object) -> Grammar:
 
 
 def parsed(where: str, given: object) -> object:
-    """What a string says, if it is one."""
+    """Return a string parsed as JSON, and every other value unchanged."""
     if not isinstance(given, str):
         return given
     check_text(where, given)
@@ -120,7 +120,7 @@ def check_text(where: str, text: str) -> None:
 
 
 def check_depth(where: str, value: object) -> None:
-    """Level by level: what is deep may be too deep for functions that call themselves."""
+    """Check the nesting level by level: recursion could overflow the stack."""
     level, depth = [value], 0
     while level:
         depth += 1
@@ -134,7 +134,7 @@ def children(value: object) -> list[Any]:
 
 
 def schemas(where: str, schema: dict[str, Any]) -> Iterator[Found]:
-    """The schema and all that stand in it."""
+    """Yield the schema and all schemas nested in it, each with its path."""
     yield where, schema
     for key, value in schema.items():
         if key not in VALUES:
@@ -163,7 +163,7 @@ def check_schema(where: str, schema: dict[str, Any]) -> None:
 
 
 def check_repetitions(where: str, pattern: str) -> None:
-    """By their length, first: Python itself reads no number of thousands of digits."""
+    """Check the counts of repetitions by their first nine digits: `int` raises an error for thousands of digits."""
     for found in REPETITION.finditer(pattern):
         for digits in found.groups():
             if digits and int(digits.lstrip("0")[:9] or 0) > MOST_REPETITIONS:

@@ -1,9 +1,9 @@
-"""A process that compiles grammars: `python -P -m router.grammar_child`. It may hang, grow or die, and comes anew.
+"""Process that compiles grammars: `python -P -m router.grammar_child`. It is restarted if it hangs, grows or dies.
 
-Its standard input is a socket, on which it answers lines of JSON with lines of JSON. The first is a tokenizer, as the
-path of its file or the text in it: `{"tokenizer": ...}`, answered with `{}`. Every other one is a grammar, `{"kind":
-..., "source": ...}`, answered with `{"grammar": ...}`, which is what shards are told to load. What cannot be done is
-answered with `{"refused": WHY}`. Knows nothing of requests, limits or shards.
+Its standard input is a socket, on which each line of JSON is answered with a line of JSON. The first line holds a
+tokenizer, as the path or the content of its file: `{"tokenizer": ...}`, answered with `{}`. Every other line holds a
+grammar, `{"kind": ..., "source": ...}`, answered with `{"grammar": ...}` in the form that shards load. Failures are
+answered with `{"refused": WHY}`.
 """
 
 import json
@@ -16,17 +16,17 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
-MOST_BYTES = 512 * 1024 * 1024  # beyond what the table of tokens takes
-LONGEST = 5.0  # seconds: what takes longer has lost its parent, which would have ended it
-# As the shards have them: what needs more in a single step of an answer would hold up everybody's.
+MOST_BYTES = 512 * 1024 * 1024  # beyond the memory of the tokenizer
+LONGEST = 5.0  # seconds; takes effect only after the parent has died, since the parent kills the process earlier
+# Same limits as on the shards: a grammar that needs more in a single step would delay all sequences of the batch.
 LIMITS: Any = {"step_lexer_fuel": 50_000, "step_max_items": 20_000, "max_lexer_states": 20_000}
-# Blanks and lines of any length would be a way to go on for ever. Nothing is left out in silence.
+# Whitespace is bounded, since a model could generate it for ever. Unsupported keywords are errors, not ignored.
 JSON_OPTIONS: Any = {
     "whitespace_flexible": True, "whitespace_pattern": r"( |\n[ \t]{0,40})?", "coerce_one_of": False, "lenient": False}
 
 
 class Unusable(Exception):
-    """What was asked for cannot be done."""
+    """The tokenizer or the grammar cannot be used."""
 
 
 def read_tokenizer(tokenizer: str) -> LLTokenizer:
@@ -47,12 +47,12 @@ def compiled(tokenizer: LLTokenizer, kind: str, source: str) -> str:
 
 
 def of_regex(source: str) -> str:
-    r"""With `\d` for the digits 0 to 9: there are 700 more, and nobody means them."""
+    r"""Convert a regular expression. `\d` matches only 0 to 9, not the 700 other digits of Unicode."""
     return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(source, 'd')}/")
 
 
 def check(matcher: LLMatcher) -> None:
-    """Warnings are about what would be obeyed in part. The first step of an answer is tried."""
+    """Raise Unusable for errors, for warnings (partial support), and if the first step fails or allows no token."""
     wrongs = [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings()
     if wrongs:
         raise Unusable("; ".join(wrongs))
@@ -64,14 +64,14 @@ def check(matcher: LLMatcher) -> None:
 
 
 def bound_memory() -> None:
-    """From here on: what takes more is ended by its own allocation that fails."""
+    """Limit the process to MOST_BYTES more than it has allocated by now; larger allocations fail."""
     with open("/proc/self/status", encoding="ascii") as status:
         taken = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
     resource.setrlimit(resource.RLIMIT_DATA, (taken + MOST_BYTES, taken + MOST_BYTES))
 
 
 def answer(work: Callable[[], str]) -> bytes:
-    signal.setitimer(signal.ITIMER_REAL, LONGEST)  # nobody handles the signal, so it ends the process
+    signal.setitimer(signal.ITIMER_REAL, LONGEST)  # SIGALRM has no handler, so it ends the process
     try:
         said = {"grammar": work()}
     except Unusable as unusable:
@@ -92,7 +92,7 @@ def serve(parent: socket.socket) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, meant for the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in the terminal is meant for the parent
     with socket.socket(fileno=0) as parent:
         try:
             serve(parent)

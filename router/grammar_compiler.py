@@ -1,7 +1,7 @@
-"""Grammars compiled off the event loop, in a process that is ended when one takes too long or too much.
+"""Compiler of grammars off the event loop, in a process that is killed if a grammar takes too much time or memory.
 
-The process is started with the first grammar, and again after it was ended. What came of a grammar is remembered, also
-that it was refused. Knows nothing of what a grammar means, nor of requests.
+The process is started with the first grammar, and restarted after it was killed. Results are cached, including
+rejections.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from router.errors import InvalidRequest, Overloaded
 from router.grammar import Grammar
 
 COMMAND = (sys.executable, "-P", "-m", "router.grammar_child")
-MOST_SECONDS = 1.5  # for a grammar; its client hears within two that it takes longer
-START_SECONDS = 60.0  # for the table of tokens
+MOST_SECONDS = 1.5  # per grammar, so that a client gets its rejection within two seconds
+START_SECONDS = 60.0  # for reading the tokenizer
 MOST_KNOWN = 128
 MOST_WAITING = 64
 MOST_TOLD = 300  # characters of a reason
@@ -34,16 +34,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    grammar: str = ""  # as shards are told to load it
-    refused: str = ""  # why there is none
+    grammar: str = ""  # in the form that shards load
+    refused: str = ""  # reason, if the grammar was rejected
 
 
 class Ended(Exception):
-    """The process is no more, or does not answer."""
+    """The process has ended or does not answer."""
 
 
 class Child:
-    """The process. Every answer is waited for."""
+    """Handle of the compiling process. `ask` blocks until the answer arrives."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._socket, other = socket.socketpair()
@@ -74,7 +74,7 @@ class Child:
         return line
 
     def kill(self) -> None:
-        """From any thread; whoever waits for an answer hears of it."""
+        """Kill the process. Thread-safe; a thread that is blocked in `ask` gets Ended."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._process.send_signal(signal.SIGKILL)
@@ -86,10 +86,10 @@ class Child:
 
 
 class GrammarCompiler:
-    """Close it to end its thread and its process."""
+    """Compiler of grammars. `close` ends its thread and its process."""
 
     def __init__(self, tokenizer: Callable[[], str], command: Sequence[str] = COMMAND) -> None:
-        """`tokenizer` gives the path of the tokenizer's file, or what stands in it."""
+        """`tokenizer` returns the path or the content of the tokenizer's file."""
         self._tokenizer = tokenizer
         self._command = command
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
@@ -99,7 +99,7 @@ class GrammarCompiler:
         self._compiling: dict[bytes, asyncio.Future[Outcome]] = {}
 
     async def compile(self, grammar: Grammar) -> str:
-        """What shards are told to load. Raises InvalidRequest or Overloaded."""
+        """Return the compiled grammar in the form that shards load. Raises InvalidRequest or Overloaded."""
         digest = grammar.digest
         outcome = self._known.get(digest)
         if outcome is None:
@@ -118,7 +118,7 @@ class GrammarCompiler:
         self._thread.shutdown()
 
     def _under_way(self, digest: bytes, grammar: Grammar) -> "asyncio.Future[Outcome]":
-        """Who asks for the same waits for the same; it goes on when whoever asked first leaves."""
+        """Compile in a job that all callers with the same grammar share and no caller's cancellation ends."""
         if digest not in self._compiling:
             if len(self._compiling) >= MOST_WAITING:
                 raise Overloaded(f"{MOST_WAITING} other grammars wait to be compiled")
@@ -150,7 +150,7 @@ class GrammarCompiler:
             raise Ended("the server is stopping")
         if self._child is None:
             self._child = Child(self._command)
-            if self._closed:  # `close` may not have seen it
+            if self._closed:  # `close` may have run before the child was assigned
                 self._child.kill()
             refused = self._child.ask({"tokenizer": self._tokenizer()}, START_SECONDS).get("refused")
             if refused:

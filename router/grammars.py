@@ -1,7 +1,4 @@
-"""From the grammar that a client wants to what its request needs: whether grammars are served, compiled, numbered.
-
-Knows neither how a grammar is compiled nor how it comes to the shards.
-"""
+"""Grammars of requests, resolved to resources: checks whether grammars are served, has them compiled and numbered."""
 
 from collections.abc import Callable
 
@@ -15,11 +12,11 @@ from router.tokenizer import Tokenizer
 
 NOT_SERVED = "this model is served without grammars"
 
-Number = Callable[[str, str], Resource]  # of a kind and a source
+Number = Callable[[str, str], Resource]  # returns the resource of a kind and a source
 
 
 class Grammars:
-    """Close it to end what compiles."""
+    """Resolver of grammars. `close` ends the compiler."""
 
     def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer, number: Number | None) -> None:
         self._why_not = why_not(config, facts, tokenizer) or ("" if number else NOT_SERVED)
@@ -27,7 +24,7 @@ class Grammars:
         self._compiler = GrammarCompiler(lambda: tokenizer.origin)
 
     async def need(self, name: str, grammar: Grammar | None) -> Resource | None:
-        """`name` is what the dialect calls it. Raises InvalidRequest or Overloaded."""
+        """Return the resource of the grammar given in the parameter `name`. Raises InvalidRequest or Overloaded."""
         if grammar is None:
             return None
         if self._why_not:
@@ -41,7 +38,7 @@ class Grammars:
 
 
 def why_not(config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer) -> str:
-    """Why no grammar can be taken, or nothing."""
+    """Return why grammars are not served, or an empty string."""
     if config.disable_grammar_support:
         return "grammars are switched off (--disable-grammar-support)"
     if not facts.grammars:

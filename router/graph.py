@@ -1,7 +1,8 @@
-"""The core as JSON and back: a table of all objects that it consists of, which refer to each other by their place.
+"""Scheduler as JSON and back: a table of all objects that it consists of, which refer to each other by index.
 
-Reading makes objects of the core's own classes and of nothing else, sets their fields and calls none of their code.
-Knows only Request by its class, of which the bare part is told, and of a Sequence the tokens, of which the number is.
+Reading creates objects of the scheduler's own classes only, sets their fields and calls none of their code. Two classes
+are special: a `Request` is written redacted (`bare.py`), and of a `Sequence` the number of generated tokens is written
+instead of the tokens.
 """
 
 from collections import OrderedDict, deque
@@ -24,7 +25,7 @@ SEQUENCES: dict[str, Callable[..., Any]] = {
 
 
 class Writer:
-    """Makes the table. Two cores that are equal make equal tables."""
+    """Writer of the table. Equal schedulers give equal tables."""
 
     def __init__(self) -> None:
         self.table: list[Any] = []
@@ -45,8 +46,8 @@ class Writer:
             name, make = SIMPLE[kind]
             return {name: make(thing)}
         if callable(thing):
-            return {"seam": "hasher"}  # the only place where the core calls out
-        # Values are told in place, also in a set, which has no order of its own.
+            return {"seam": "hasher"}  # the only callable in a scheduler
+        # Values are written inline, not by index: the index of a set's element would depend on the order of the set.
         return {kind.__name__: self._fields(thing)} if is_value(kind) else {"at": self._place(thing)}
 
     def _place(self, thing: Any) -> int:
@@ -87,6 +88,8 @@ SIMPLE: dict[type, tuple[str, Callable[[Any], Any]]] = {
 
 
 class Reader:
+    """Reader of a table, which creates each object when it is first referred to."""
+
     def __init__(self, table: list[Any], hasher: Hasher) -> None:
         self._table = table
         self._made: dict[int, Any] = {}
@@ -109,7 +112,7 @@ class Reader:
         return self._made[place]
 
     def _make(self, place: int) -> None:
-        """What may be part of a circle is known by its place before it is filled."""
+        """Create the object at this index. All that may be part of a cycle is registered before it is filled."""
         name, content = self._table[place]
         if name == "frozenset":
             self._made[place] = frozenset(map(self.value, content))
@@ -147,14 +150,14 @@ def enum_member(name: str) -> Enum:
 
 
 def to_json(core: Scheduler) -> list[Any]:
-    """The table; the core itself comes first."""
+    """Return the table of objects. The scheduler itself is the first."""
     writer = Writer()
     writer.value(core)
     return writer.table
 
 
 def from_json(table: list[Any], hasher: Hasher) -> Scheduler:
-    """Raises KeyError, TypeError or ValueError for what is no core of this version."""
+    """Rebuild a scheduler. Raises KeyError, TypeError or ValueError for a table that does not fit this version."""
     core = Reader(table, hasher).thing(0)
     if not isinstance(core, Scheduler):
         raise TypeError("the first object is no scheduler")
@@ -162,7 +165,7 @@ def from_json(table: list[Any], hasher: Hasher) -> Scheduler:
 
 
 def differences(recorded: list[Any], now: list[Any]) -> Iterator[str]:
-    """Where two tables differ, in words, in the order of the objects."""
+    """Yield a description of each difference between two tables, in the order of the objects."""
     for place, (before, after) in enumerate(zip(recorded, now, strict=False)):
         if before != after:
             yield f"object {place}, {_difference(before, after)}"

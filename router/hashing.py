@@ -1,7 +1,7 @@
-"""Names of cache blocks: a chain of hashes over who may share them and all tokens up to a block's end.
+"""Hashes of KV cache blocks, chained over a namespace and all tokens up to the end of a block.
 
-Two blocks have one name only if their tokens, everything before them and those who may share them are the same. Names
-are salted per process, so that nobody who reads them can find out tokens by trying.
+Two blocks have the same hash (`name`) only if their tokens, all tokens before them and their namespaces are the same.
+Hashes are salted per process, so that tokens cannot be guessed from recorded hashes by trial.
 """
 
 import secrets
@@ -9,12 +9,15 @@ from array import array
 from collections.abc import Sequence as Rows
 from hashlib import sha256
 
-DIGEST = 16  # bytes of a name
+DIGEST = 16  # bytes of a block hash
 SALT = secrets.token_bytes(16)
 
 
 def namespace(*parts: str, salt: bytes = SALT) -> bytes:
-    """Of those who may share: each part with its length before it, so that no two lists of parts look the same."""
+    """Return the start of the hash chain for requests that may share blocks.
+
+    Each part is hashed with its length before it, so that two different lists of parts are never hashed as equal bytes.
+    """
     digest = sha256(b"weft cache namespace" + salt)
     for part in parts:
         data = part.encode()
@@ -23,8 +26,7 @@ def namespace(*parts: str, salt: bytes = SALT) -> bytes:
 
 
 def block_hashes(before: bytes, tokens: Rows[int], size: int) -> tuple[bytes, ...]:
-    """The names of all blocks that these tokens fill, behind the block, or in the namespace, that has the name
-    `before`."""
+    """Return the hashes of all blocks that the tokens fill, after the block or namespace with the hash `before`."""
     data, width = array("I", tokens).tobytes(), size * array("I").itemsize
     names, name = [], before
     for start in range(0, len(data) - width + 1, width):

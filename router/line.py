@@ -1,6 +1,6 @@
-"""One long-lived call of `Steps` to one rank: messages leave in the order of `send`, outcomes come back in that order.
+"""Long-lived call of `Steps` to one rank: messages are sent, and outcomes returned, in the order of `send`.
 
-Knows nothing of what a message means. When the call breaks, whoever waits is told, and so is who sends later.
+When the call breaks, all pending messages and all that are sent later get a Trouble as their outcome.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ OVERDUE = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class Trouble(NamedTuple):
-    """What came instead of an answer."""
+    """Error that came instead of an answer."""
 
     code: grpc.StatusCode
     reason: str
@@ -40,7 +40,7 @@ class Line:
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
 
     def send(self, message: bytes, timeout: float) -> "asyncio.Future[Outcome]":
-        """On its way as soon as the loop turns; never fails, its result may be Trouble."""
+        """Queue a message for writing. The future never raises; its result may be a Trouble."""
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Outcome] = loop.create_future()
         if self._broken is not None:
@@ -60,7 +60,7 @@ class Line:
         self._break(BROKEN)
 
     async def _write(self) -> None:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader hears of it too
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the reader gets the error too
             while True:
                 await self._call.write(await self._leaving.get())
 
@@ -69,11 +69,11 @@ class Line:
         try:
             while (outcome := await self._call.read()) is not grpc.aio.EOF:
                 if not self._awaited:
-                    why = UNASKED  # from here on nobody knows which outcome is whose
+                    why = UNASKED  # outcomes can no longer be matched with messages
                     break
                 settle(self._awaited.popleft(), opened(outcome))
         except grpc.aio.AioRpcError as error:
-            # Whatever gRPC calls it: what goes wrong with a message is told as its outcome, and the line goes on.
+            # GONE for every status: the error of a single message is sent as its outcome and does not end the call.
             why = Trouble(GONE, f"{error.code().name.lower()}: {error.details()}")
         self._break(why)
 

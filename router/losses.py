@@ -1,7 +1,4 @@
-"""What a failure of the shards means: what was lost, and which of several failures says most.
-
-Knows status codes and kinds of messages, no connection.
-"""
+"""Classification of the shards' failures: what was lost, and which of several failures is the most severe."""
 
 from itertools import cycle
 from typing import Any
@@ -24,13 +21,16 @@ REFUSALS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
 BEGINNINGS = (pb.WarmupRequest, pb.ResetRequest)
 STEPS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
 IN_STEPS = Loss.STEP_ERROR, Loss.MEMORY
-SEVERITY = [Loss.DEFECT, *IN_STEPS, Loss.DEATH]  # what follows a failure in its epoch is refused, and says less
+SEVERITY = [Loss.DEFECT, *IN_STEPS, Loss.DEATH]  # DEFECT first: after a failure, later messages are only rejected
 
 
 class ShardsLost(Exception):
     def __init__(self, loss: Loss, reason: str, *, broken: bool = False, told: str = "", refused: bool = False) -> None:
-        """`broken`: the processes live, but cannot go on. `told` is what a shard itself gave as the reason. `refused`:
-        what was asked of the shards at their warm-up does not go with their model, and never will."""
+        """`told` is the reason that the shard itself gave.
+
+        `broken`: the processes are alive but cannot continue. `refused`: the shards rejected the settings of their
+        warm-up, which will never fit their model.
+        """
         super().__init__(reason)
         self.loss = loss
         self.broken = broken
@@ -39,14 +39,14 @@ class ShardsLost(Exception):
 
 
 def worst(messages: list[Any], results: list[Outcome], world_size: int) -> ShardsLost | None:
-    """The trouble that says most among the results of all messages, rank by rank."""
+    """Return the most severe loss among the results of all messages, ordered by rank; None if there is none."""
     lost = [loss for result, message in zip(results, cycle(messages), strict=False)
             if (loss := lost_by(result, message, world_size)) is not None]
     return max(lost, key=lambda each: (SEVERITY.index(each.loss), each.broken), default=None)
 
 
 def lost_by(result: Outcome, message: Any, world_size: int) -> ShardsLost | None:
-    """On a line any outcome may come to any message."""
+    """Return the loss that a result means, or None. Checks its type: a stream may return any outcome for a message."""
     if isinstance(result, Trouble):
         return loss_of(result, message, world_size)
     if not isinstance(result, ANSWERS[METHODS[type(message)]]):
@@ -58,9 +58,9 @@ def loss_of(trouble: Trouble, message: Any, world_size: int) -> ShardsLost:
     loss = LOSSES.get(trouble.code, Loss.DEATH)
     broken = trouble.code is grpc.StatusCode.DEADLINE_EXCEEDED
     if loss in IN_STEPS and isinstance(message, BEGINNINGS):
-        loss = Loss.DEFECT  # whatever it is, no rank waits for another, and others would say the same
+        loss = Loss.DEFECT  # no rank is blocked by another, and replaced processes would fail the same way
     elif loss in IN_STEPS and world_size > 1:
-        # Ranks that failed between two collectives are not in step, and some may wait for the others for ever.
+        # Ranks that failed between two collectives are out of step, and some may wait for the others for ever.
         loss, broken = Loss.DEATH, True
     elif loss in IN_STEPS and not isinstance(message, STEPS):
         loss = Loss.DEFECT  # no sequence is to blame

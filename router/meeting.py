@@ -1,7 +1,4 @@
-"""How the router and its shards begin an epoch: who has not been is warmed up, and all say what they serve and hold.
-
-Knows nothing of what is done when they are not there.
-"""
+"""Handshake with the shards at the beginning of an epoch: warm-up if needed, reset, and what the ranks hold."""
 
 from dataclasses import dataclass
 from functools import reduce
@@ -14,8 +11,8 @@ from router.request import Resource
 from router.shards import Shards
 from router.trials import Loss
 
-CALL_TIMEOUT = 10.0  # for calls that take no step
-WARMUP_TIMEOUT = 3600.0  # a large model without a GPU takes many minutes; who takes longer hangs
+CALL_TIMEOUT = 10.0  # seconds, for calls without a forward pass
+WARMUP_TIMEOUT = 3600.0  # seconds; a large model without a GPU takes many minutes, a hung one longer than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +20,11 @@ class Meeting:
     facts: ModelFacts
     epoch: int
     loaded: frozenset[Resource]  # on every rank
-    leftovers: frozenset[Resource]  # on any
+    leftovers: frozenset[Resource]  # on at least one rank
 
 
 async def meet(shards: Shards, config: RouterConfig, last_epoch: int) -> Meeting:
-    """The epoch is higher than the last one and than any that the shards know. Raises ShardsLost."""
+    """Connect and begin an epoch, with a number above `last_epoch` and all epochs of the shards. Raises ShardsLost."""
     await shards.connect()
     infos = await shards.info(CALL_TIMEOUT)
     if not all(info.HasField("warmup") for info in infos):

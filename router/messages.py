@@ -1,6 +1,6 @@
-"""What the core sends to the shards and hears from them, as plain data.
+"""Messages between the scheduler and the shards, as plain data.
 
-The same nouns as proto/shard.proto, row by row instead of column by column. Only `wire.py` knows both forms.
+The nouns are those of proto/shard.proto, in rows instead of columns. `wire.py` and `told.py` convert between the two.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from router.request import Request, Resource, Wish
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One step that a shard timed: what it consisted of and the seconds it took."""
+    """One step timed by a shard: its load and its seconds."""
 
     rows: int
     chunk_tokens: int
@@ -22,7 +22,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the shards said of themselves; the router believes nothing else about the model."""
+    """Facts about the model and the shards, as the shards report them: the router uses no other source."""
 
     model: str
     device: str
@@ -34,28 +34,28 @@ class ModelFacts:
     tokens_per_step: int = 1
     mixed_steps: bool = True
     world_size: int = 1
-    exact: bool = False  # whether answers are the same to the last bit in any company
+    exact: bool = False  # whether results are identical to the last bit whatever else is in the batch
     measurements: tuple[Measurement, ...] = ()
     cache_bytes: int = 0  # on all ranks together
-    why: str = ""  # the cache has this size, for people
-    grammars: bool = False  # whether every shard takes them
+    why: str = ""  # explanation of the cache's size, for users
+    grammars: bool = False  # whether every shard supports them
     adapters: bool = False
-    adapter_bytes: int = 0  # that there is room for on each of them
+    adapter_bytes: int = 0  # memory for adapters on each shard
     generation: bool = True
     embeddings: bool = False
     classification: bool = False
-    labels: tuple[str, ...] = ()  # their names, by number
+    labels: tuple[str, ...] = ()  # names by index
 
     @property
     def wishes(self) -> tuple[Wish, ...]:
-        """What can be asked of the model."""
+        """Kinds of output that the model can produce."""
         can = {Wish.TEXT: self.generation, Wish.VECTOR: self.embeddings, Wish.LABELS: self.classification}
         return tuple(wish for wish, is_there in can.items() if is_there)
 
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A sequence as it enters a batch: everything a shard must know of it."""
+    """A sequence as it enters a batch, with everything that a shard needs to run it."""
 
     sequence: int
     request: Request
@@ -95,7 +95,7 @@ class Prefill:
     chunks: tuple[Chunk, ...]
     alongside: bool
     grants: tuple[Grant, ...] = ()
-    keep: tuple[int, ...] | None = None  # a Filter of the batch that rides on the step
+    keep: tuple[int, ...] | None = None  # a Filter of the batch, sent with the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Texts that are run as a whole, beside all batches, and forgotten."""
+    """A pooling step: whole texts that enter no batch and leave no state on the shards."""
 
     wish: Wish
     newcomers: tuple[Newcomer, ...]
@@ -118,14 +118,14 @@ Message = Filter | Concat | Prefill | Decode | Embed
 
 @dataclass(frozen=True, slots=True)
 class Bring:
-    """Beside the steps: every rank should have it."""
+    """Order to load a resource on every rank, outside the sequence of steps."""
 
     resource: Resource
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Beside the steps: no rank need have it any more."""
+    """Order to unload a resource from every rank, outside the sequence of steps."""
 
     resource: Resource
 
@@ -135,13 +135,12 @@ Move = Bring | Remove
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The messages of one step in their order; the last has number `order`, those before it the numbers below."""
+    """The messages of one step, in order. The last has the number `order`, the others the numbers just below it."""
 
     epoch: int
     order: int
     messages: tuple[Message, ...]
-    # The sequences that take part (any may fail), those that must answer with tokens unless they fail, and how long the
-    # step should take.
+    # Sequences in the step (any may fail), those that must return tokens unless they fail, and the predicted seconds.
     members: tuple[int, ...]
     expects: tuple[int, ...]
     seconds: float
@@ -163,7 +162,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Labelling:
-    """For each token of a text the number of its likeliest label, and how likely it is."""
+    """Token classification of one text: for each token the index of its most probable label and the probability."""
 
     labels: Rows[int]
     scores: Rows[float]
@@ -182,4 +181,4 @@ class Answer:
     rows: dict[int, AnswerRow]
     failed: dict[int, str]
     prompt_logprobs: Rows[PromptLogprobs] = ()
-    told: Mapping[int, Told] = field(default_factory=dict)  # of texts that were run as a whole
+    told: Mapping[int, Told] = field(default_factory=dict)  # results of an Embed step, by sequence

@@ -1,7 +1,7 @@
-"""Counters, gauges and histograms, and the page of text that Prometheus reads.
+"""Counters, gauges and histograms, and their text page for Prometheus.
 
-Counters and histograms are kept and added to; what a gauge says is asked for when a page is made. To observe costs a
-search and two additions, and many that observe the same at once cost no more than one. Knows no metric of ours.
+Counters and histograms accumulate; gauges are read when a page is made. An observation costs a binary search and two
+additions, even if it counts many times. The metrics themselves are defined in `metrics.py`.
 """
 
 from bisect import bisect_left
@@ -26,17 +26,20 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What is measured under one name. The values of a counter's or histogram's label are known beforehand, and so are
-    those of a second one; or only how many there may be, and what comes later counts as OTHER."""
+    """Definition of the metrics of one name.
+
+    The label values of a counter or histogram are fixed: `values`, and `second` for a second label. Or its only label
+    is open: the first `most` values get a counter each, and all later ones count as OTHER.
+    """
 
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
-    bounds: tuple[float, ...] = ()  # of a histogram's buckets, ascending; one more bucket takes what lies above
+    bounds: tuple[float, ...] = ()  # upper bounds of a histogram's buckets, ascending; one more bucket has no bound
     second: tuple[str, ...] = ()  # values of the second label
-    most: int = 0  # values of a label of which none is known beforehand
+    most: int = 0  # maximum number of values of an open label; 0: the values are fixed
 
     @property
     def head(self) -> str:
@@ -44,11 +47,11 @@ class Family:
 
     @property
     def combinations(self) -> list[Values]:
-        """What meters there are at first."""
+        """Label values of the meters that exist from the beginning."""
         return [(OTHER,)] if self.most else [*product(*filter(None, (self.values, self.second)))]
 
     def sample(self, values: Values, suffix: str = "", bound: str = "") -> str:
-        """A line up to its number."""
+        """Return a sample's line up to its value."""
         pairs = [*zip(self.labels, values, strict=True), *([("le", bound)] if bound else [])]
         labels = ",".join(f'{label}="{value.translate(ESCAPES)}"' for label, value in pairs)
         return f"{self.name}{suffix}{{{labels}}} " if labels else f"{self.name}{suffix} "
@@ -95,19 +98,22 @@ class Histogram:
 
 @cache
 def samples(family: Family, values: Values) -> list[str]:
-    """All lines of a histogram, up to their numbers."""
+    """Return all lines of a histogram up to their values."""
     bounds = [*map(number, family.bounds), "+Inf"]
     return [*(family.sample(values, "_bucket", bound) for bound in bounds),
             family.sample(values, "_sum"), family.sample(values, "_count")]
 
 
 M = TypeVar("M", Counter, Histogram)
-Reading = Mapping[Values, float]  # what a gauge says, by the values of its labels
+Reading = Mapping[Values, float]  # values of a gauge, by the values of its labels
 NO_TWINS: Mapping[str, str] = {}
 
 
 class Meters:
-    """A meter for each family, or for each value of its label. All are there, with 0, from the beginning."""
+    """All counters and histograms: one for each family and combination of its label values.
+
+    Those with fixed label values exist, with 0, from the beginning.
+    """
 
     def __init__(self, families: Iterable[Family]) -> None:
         self.families = {family.name: family for family in families}
@@ -115,7 +121,7 @@ class Meters:
         self._histograms = self._made(Histogram, Kind.HISTOGRAM)
 
     def _made(self, make: Callable[[Family, Values], M], kind: Kind) -> dict[str, dict[Values, M]]:
-        """By the name of the family and the values of its labels."""
+        """Create the meters of one kind, by the name of the family and the values of its labels."""
         return {name: {values: make(family, values) for values in family.combinations}
                 for name, family in self.families.items() if family.kind is kind}
 
@@ -123,11 +129,11 @@ class Meters:
         return self._counters[name][values]
 
     def counters(self, name: str) -> Mapping[str, Counter]:
-        """By the value of the only label."""
+        """Return the counters of a family by the value of its only label."""
         return {value: counter for (value,), counter in self._counters[name].items()}
 
     def counter_for(self, name: str, value: str) -> Counter:
-        """Of a family whose values come as they come."""
+        """Return the counter of a value of an open label; OTHER's if the family already has `most` values."""
         counters, family = self._counters[name], self.families[name]
         if (value,) not in counters:
             value = value if len(counters.keys() - {(OTHER,)}) < family.most else OTHER
@@ -138,7 +144,7 @@ class Meters:
         return self._histograms[name][values]
 
     def page(self, gauges: Mapping[str, Reading], twins: Mapping[str, str] = NO_TWINS) -> str:
-        """All families in their order. Twins say the same once more under another name."""
+        """Return the page of all families, in order. A family with a twin is repeated under the twin's name."""
         return "".join(self._text(family, gauges, twins.get(family.name)) for family in self.families.values())
 
     def _text(self, family: Family, gauges: Mapping[str, Reading], twin: str | None) -> str:

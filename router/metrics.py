@@ -1,8 +1,8 @@
-"""Which metrics weft has: name, type, labels, buckets and meaning of each. docs/metrics.md is the same list for people.
+"""Definitions of all metrics: name, type, labels, buckets and help. docs/metrics.md is the same list for users.
 
-Those that text-generation-inference has come under its names, whatever ours would be, so that its dashboards go on;
-those that Kubernetes' inference gateway asks for come under vLLM's. For dashboards of LoRAX, which calls most of the
-first otherwise, its names are twins of these (--compat lorax). Knows nothing of how the figures come about.
+Metrics that text-generation-inference has use its names, so that its dashboards work; metrics that the inference
+gateway of Kubernetes reads use vLLM's names. With `--compat lorax` metrics that have another name in LoRAX are repeated
+under that name, as twins.
 """
 
 from itertools import accumulate, repeat
@@ -33,7 +33,7 @@ MOST_NAMED = 100  # adapters that are counted by name
 LOSSES = tuple(loss.name.lower() for loss in Loss)
 
 
-# What LoRAX calls them.
+# LoRAX's names of the same metrics.
 LORAX = {f"tgi_{name}": f"lorax_{name}" for name in (
     "request_count", "request_success", "request_failure", "request_duration", "request_validation_duration",
     "request_queue_duration", "request_inference_duration", "request_mean_time_per_token_duration",
@@ -44,7 +44,7 @@ LORAX = {f"tgi_{name}": f"lorax_{name}" for name in (
 
 
 def families(limits: Limits, tokens_per_step: int, *, adapters: bool = False) -> tuple[Family, ...]:
-    """With those of adapters where they are served."""
+    """Return all metrics, including those of adapters if `adapters` are served."""
     return (*requests(limits, tokens_per_step), *steps(), *house(), *(of_adapters() if adapters else ()), *gateway())
 
 

@@ -1,7 +1,6 @@
-"""What the router reads in a model's folder: how text becomes tokens, which tokens end a text, and how messages become
-a prompt.
+"""Files that the router reads from a model's folder: the tokenizer, the end tokens and the chat template.
 
-Knows nothing of weights. Everything else about the model is what the shards say of it.
+The router never reads weights. Everything else about the model is reported by the shards.
 """
 
 import json
@@ -15,12 +14,12 @@ from router.chat import ChatTemplate
 from router.speech import Shape
 from router.tokenizer import Tokenizer
 
-# What templates may call special tokens by.
+# Names by which templates may use special tokens.
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Raises ValueError when a file is missing or makes no sense."""
+    """Read the tokenizer and the end tokens. Raises ValueError if a file is missing or invalid."""
     path = folder / "tokenizer.json"
     tokenizer = read_vocabulary(path)
     return Tokenizer(tokenizer, read_end_tokens(folder, tokenizer), str(path))
@@ -32,16 +31,16 @@ def read_vocabulary(path: Path) -> tokenizers.Tokenizer:
                          "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)")
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library knows no other kind
+    except Exception as error:  # the library raises nothing more specific
         raise ValueError(f"{path} holds no tokenizer that can be read: {error}") from error
-    # Left over from training in some files: prompts would be cut or filled up in silence.
+    # Some files still have these settings from training: prompts would silently be truncated or padded.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
 def read_end_tokens(folder: Path, tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
-    """The first of three files that names any; none is an answer too: the model never ends by itself."""
+    """Return the end tokens of the first of three files that has any; without any, the model never ends a text."""
     return (numbers(folder / "generation_config.json") or numbers(folder / "config.json")
             or named(folder / "tokenizer_config.json", tokenizer))
 
@@ -58,7 +57,7 @@ def numbers(path: Path) -> frozenset[int]:
 
 
 def named(path: Path, tokenizer: tokenizers.Tokenizer) -> frozenset[int]:
-    """By its text, which stands there by itself or with what else is to be known of it."""
+    """Return the end token whose text is `eos_token`, given as a string or as an object with `content`."""
     given = read_object(path).get("eos_token")
     text = content(given)
     if text is None:
@@ -74,8 +73,10 @@ def content(given: Any) -> Any:
 
 
 def read_chat_template(folder: Path, instead: str = "") -> ChatTemplate | None:
-    """The first of three files that has one, as transformers writes it today and as it did before; none is an answer
-    too: the model is not made for chats. `instead` names a file that is read instead of all of them."""
+    """Return the template of the first of three files that has one, or None: the model is not made for chats.
+
+    The files are those of current and former versions of transformers. `instead` is a file that replaces all three.
+    """
     if instead:
         return template_of(Path(instead), folder)
     source = (read_source(folder / "chat_template.jinja") or named_source(folder / "chat_template.json")
@@ -84,7 +85,7 @@ def read_chat_template(folder: Path, instead: str = "") -> ChatTemplate | None:
 
 
 def read_shape(folder: Path) -> Shape | None:
-    """How the model's answers are read back, if its folder says so."""
+    """Return the format of the model's answers (`response_template`), if the folder has one."""
     path = folder / "tokenizer_config.json"
     given = read_object(path).get("response_template")
     if given is not None and not (isinstance(given, dict) and isinstance(given.get("start_anchor"), str)):
@@ -93,7 +94,7 @@ def read_shape(folder: Path) -> Shape | None:
 
 
 def template_of(path: Path, folder: Path) -> ChatTemplate:
-    """The special tokens that the file does not name are those of the folder."""
+    """Return the template of --tokenizer-config-path; special tokens that the file lacks come from the folder."""
     source = named_source(path)
     if not source:
         raise ValueError(f"{path} (--tokenizer-config-path) has no `chat_template`")
@@ -108,7 +109,7 @@ def read_source(path: Path) -> str:
 
 
 def named_source(path: Path) -> str:
-    """One that stands there by itself, or among several the one that is called default."""
+    """Return the only template of a file, or of several the one named `default`; empty if there is none."""
     given = read_object(path).get("chat_template")
     if isinstance(given, list):
         given = next((item.get("template") for item in given
@@ -119,18 +120,18 @@ def named_source(path: Path) -> str:
 
 
 def special_texts(folder: Path) -> dict[str, str]:
-    """In older folders they stand in a file of their own."""
+    """Return the texts of the special tokens. Older folders have them in a separate file."""
     return texts_of([read_object(folder / "special_tokens_map.json"), read_object(folder / "tokenizer_config.json")])
 
 
 def texts_of(files: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """The later file counts."""
+    """Return the texts of the special tokens by name; a later file overrides an earlier one."""
     found = {name: content(file.get(name)) for file in files for name in SPECIAL_TOKENS if file.get(name) is not None}
     return {name: text for name, text in found.items() if isinstance(text, str)}
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty when there is no such file."""
+    """Return the JSON object in a file; empty if there is no such file."""
     if not path.is_file():
         return {}
     try:

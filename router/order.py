@@ -1,10 +1,10 @@
-"""What the parent of a router wants of it: one JSON object, and beside it what nobody else should see.
+"""Start parameters of a router process: one JSON object, and secrets beside it.
 
 The object holds `config` (the fields of RouterConfig), `shards` (their addresses, by rank), for a real model its name
-(`model`) and where its files are (`folder`), where to write recordings (`record_folder`), the files in which the shards
-write how far their start has come (`progress`), how to log (`logs`), where traces go (`traces`), and three descriptors
-that the process may have inherited: `listen_fd`, a bound socket; `ready_fd` and `parent_fd`, the pipes of parent.py.
-Knows nothing of what is done with any of it.
+(`model`) and the folder of its files (`folder`), the folder for recordings (`record_folder`), the files into which the
+shards write their startup progress (`progress`), the command of the adapter store (`store`), settings of logging
+(`logs`) and tracing (`traces`), and three file descriptors that the process may have inherited: `listen_fd`, a bound
+socket; `ready_fd` and `parent_fd`, the pipes of parent.py.
 """
 
 import json
@@ -18,26 +18,26 @@ from shard.traces import Traces
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the parent wants."""
+    """Start parameters of a router process."""
 
     config: RouterConfig
     shards: tuple[str, ...]
     model: str = ""  # its name, as the user gave it
-    notice: str = ""  # what users should know of it
+    notice: str = ""  # note about the model, for users
     folder: str = ""
     listen_fd: int = -1
     ready_fd: int = -1
     parent_fd: int = -1
-    store: tuple[str, ...] = ()  # the command of the process that keeps adapters; none: they are not served
-    record_folder: str = ""  # where recordings are written; without one nothing is recorded
-    progress: tuple[str, ...] = ()  # the files in which the shards write how far they are
+    store: tuple[str, ...] = ()  # command of the adapter store's process; empty: adapters are not served
+    record_folder: str = ""  # folder of the recordings; empty: nothing is recorded
+    progress: tuple[str, ...] = ()  # files into which the shards write their startup progress
     logs: Logs = field(default_factory=Logs)
     traces: Traces = field(default_factory=Traces)
-    hub_token: str = field(default="", repr=False)  # for adapters that whoever runs the server has named
+    hub_token: str = field(default="", repr=False)  # for the adapters named in the server's settings
 
     @classmethod
     def from_json(cls, text: str, api_key: str = "", hub_token: str = "") -> "Order":
-        """Secrets come beside: they are no arguments of the process, since others see those."""
+        """Parse the JSON. Secrets are not part of it, since other users can read the arguments of a process."""
         given: dict[str, Any] = json.loads(text)
         settings: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
                                     for name, value in given["config"].items()}

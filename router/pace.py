@@ -1,9 +1,8 @@
-"""How fast shards and router were in a recording, to be assumed of others: what steps cost, how much luck they had, and
-what passes between steps.
+"""Speed of the shards and the router in a recording, to be used in simulations: step costs, noise, time between steps.
 
-Luck, actual over predicted seconds, is played again in the order in which it was: a machine that is slow for a while is
-slow in a simulation for as long. Steps have the luck of steps like them, since a hiccup that doubles a short one is
-nothing to a long one. Knows nothing of requests.
+Noise (`luck`), the actual over the predicted seconds of a step, is replayed in its recorded order: a machine that is
+slow for a while is slow in a simulation for as long. A step gets the noise of similar steps, since a delay that doubles
+a short step is negligible for a long one.
 """
 
 import random
@@ -15,17 +14,19 @@ from statistics import median
 
 from router.costs import CostModel, Load, Terms
 
-ENOUGH = 16  # steps of one kind whose luck speaks for others of their kind
+ENOUGH = 16  # recorded steps that a kind needs; steps of a rarer kind get the luck of the most similar such kind
 
-Kind = tuple[bool, int]  # whether it computes prompt tokens, and its predicted seconds in powers of two
+Kind = tuple[bool, int]  # whether a step computes prompt tokens, and the rounded log2 of its predicted seconds
 
 
 @dataclass(slots=True)
 class Pace:
     coefficients: Terms
     luck: dict[Kind, list[float]] = field(default_factory=dict)
-    alone: list[float] = field(default_factory=list)  # from plan to answer beyond the step, with nothing else under way
-    between: list[float] = field(default_factory=list)  # from answer to answer beyond the step, sent ahead
+    # Seconds beyond those of the step: from plan to answer with no other step in flight, and from answer to answer of
+    # steps that were sent ahead.
+    alone: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
 
 
 def kind_of(load: Load, predicted: float) -> Kind:
@@ -33,11 +34,11 @@ def kind_of(load: Load, predicted: float) -> Kind:
 
 
 class Luck:
-    """A pace being run: every figure comes in its order, from a place that the seed chooses."""
+    """Replay of a pace: all values come in their recorded order, from an index that the seed chooses."""
 
     def __init__(self, pace: Pace, seed: int) -> None:
         self._costs = CostModel(pace.coefficients)
-        part = random.Random(seed).random()  # noqa: S311 - to be repeated, not to be secret
+        part = random.Random(seed).random()  # noqa: S311 - must be reproducible, not secret
         self._luck = {kind: played(figures, part) for kind, figures in pace.luck.items()}
         self._common = [kind for kind, figures in pace.luck.items() if len(figures) >= ENOUGH] or list(pace.luck)
         self._like: dict[Kind, Kind] = {}
@@ -57,13 +58,13 @@ class Luck:
         return next(self._luck[like])
 
     def answered(self, planned: float, before: float | None, seconds: float) -> float:
-        """When the answer is there to a step that was planned then, behind another that is answered at `before`."""
+        """Return when a step planned at `planned` is answered; `before` is the answer time of the step before it."""
         alone = planned + next(self._alone) + seconds
         return alone if before is None else max(alone, before + next(self._between) + seconds)
 
 
 def played(figures: list[float], part: float) -> Iterator[float]:
-    """For ever, beginning when that part of them is over."""
+    """Yield the values in a cycle without end; `part` is the fraction of the list at which to begin."""
     place = int(part * len(figures))
     while True:
         yield figures[place]
@@ -78,7 +79,7 @@ class Sent:
 
 
 class Timing:
-    """Learns a pace from plans and answers as they happened."""
+    """Collector of the times of plans and answers, from which a `Pace` is made."""
 
     def __init__(self) -> None:
         self._under_way: deque[Sent] = deque()
@@ -92,7 +93,7 @@ class Timing:
 
     def answered(self, seconds: float, now: float) -> None:
         if not self._under_way:
-            return  # it was sent before anybody looked
+            return  # the step was sent before the recording began
         sent = self._under_way.popleft()
         if seconds > 0.0:
             self._steps.append((sent.load, seconds))
@@ -106,7 +107,7 @@ class Timing:
         self._under_way.clear()
 
     def pace(self, costs: CostModel) -> Pace:
-        """By what the costs were at the end."""
+        """Return the pace, with the luck of all steps relative to these costs, as learned by the end of the run."""
         luck: dict[Kind, list[float]] = {}
         for load, seconds in self._steps:
             predicted = costs.predict(load)

@@ -1,8 +1,8 @@
-"""What the parent of a router tells it and hears of it: by signals and by two pipes.
+"""Communication between a router and its parent process: signals and two pipes.
 
-Into `ready_fd` goes `ready PORT JSON`, with what the banner tells of the shards, or `failed WHY`, and at any time
-`broken WHY` when the shards should be replaced; the end of `parent_fd` says that the parent is gone. Knows nothing of
-what the router does then.
+The router writes lines to `ready_fd`: `ready PORT JSON` (the JSON describes the model for the banner) or `failed WHY`,
+and at any time `broken WHY` when the shards should be replaced. End of file on `parent_fd` means that the parent has
+ended.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def end_with_parent(parent_fd: int) -> None:
-    """Nobody would restart or stop us any more: cancel the running task when the parent is gone."""
+    """Cancel the running task when the parent ends: no other process would restart or stop this one."""
     if parent_fd < 0:
         return
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -27,7 +27,7 @@ def end_with_parent(parent_fd: int) -> None:
 
 
 async def asked_to_stop() -> None:
-    """Wait for a signal. The next one is not ours any more: it ends the process at once."""
+    """Wait for SIGINT or SIGTERM, then restore the default action: a second signal ends the process at once."""
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
     for number in SIGNALS:
         loop.add_signal_handler(number, asked.set)

@@ -1,4 +1,4 @@
-"""The settings that the core decides by, in its own units."""
+"""Settings of the scheduler, in its own units (seconds, not milliseconds)."""
 
 from dataclasses import dataclass
 
@@ -21,29 +21,29 @@ class Policy:
     max_queue_requests: int | None = None
     max_queue_tokens: int | None = None
     max_queue_seconds: float | None = None
-    passed_over_seconds: float = 2.0  # that the first may be passed over by those whose prompts are cached
+    passed_over_seconds: float = 2.0  # age until which sequences with cached prompts may overtake the first one
     max_batch_size: int = 256
     max_active_adapters: int = 1024
-    adapter_cycle_seconds: float = 2.0  # that one may stay in use while others wait for its place
+    adapter_cycle_seconds: float = 2.0  # how long an adapter stays in use while others wait for its slot
     max_prefill_tokens: int = 4096
     stall_seconds: float = 0.150
     waiting_served_ratio: float = 0.3
     max_waiting_tokens: int = 20
     look_ahead: int = 2
-    # After so many yields a sequence waits until all it can ever need is free, and then never yields again.
+    # A sequence preempted this often waits until its greatest number of blocks is free, and is not preempted again.
     max_yields: int = 3
-    # Share of the blocks that a newcomer must leave free.
+    # Fraction of all blocks that a new sequence must leave free.
     reserve: float = 0.05
-    # Groups run from their first step to their last: for how long one waits for more, and whether all are alike.
+    # Static batching: how long a group waits for more members, and whether their lengths must be equal.
     static: bool = False
     static_window: float = 0.0
     static_equal_lengths: bool = False
-    recompute: bool = False  # every step computes all that there is of everybody, as if there was no cache
+    recompute: bool = False  # every step computes all tokens of every sequence, as if there were no KV cache
 
     @classmethod
     def of(cls, config: RouterConfig, facts: ModelFacts) -> "Policy":
         stall = config.max_decode_stall_ms
-        # Ready sequences must leave room for one block of prompt, or prompts would wait for ever.
+        # A full batch of decodes must leave room in a step for one block of a prompt, or prompts would never run.
         most = min(config.max_batch_size, config.max_batch_prefill_tokens - facts.block_size)
         return cls(
             mixed=config.prefill_policy == "mixed" and facts.mixed_steps,
@@ -59,7 +59,7 @@ class Policy:
             stall_seconds=STALL_SECONDS.get(facts.device, 0.150) if stall is None else stall / 1000,
             waiting_served_ratio=config.waiting_served_ratio,
             max_waiting_tokens=config.max_waiting_tokens,
-            # What is computed anew must be known.
+            # Recomputing needs the tokens of the step before, so no step can be planned ahead.
             look_ahead=1 if config.recompute else config.look_ahead,
             static=config.batching == "static",
             static_window=config.static_window_ms / 1000,
@@ -69,7 +69,7 @@ class Policy:
 
 
 def without_effect(config: RouterConfig, policy: Policy) -> list[str]:
-    """Why a setting changes nothing, for each that has another value than by default and does not."""
+    """Return a warning for each setting that differs from its default but has no effect."""
     defaults = RouterConfig()
     idle = [(PAUSE_ONLY, policy.mixed, "with mixed steps, only with --prefill-policy pause"),
             (STATIC_ONLY, not policy.static, "but with --batching static"),

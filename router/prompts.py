@@ -1,7 +1,6 @@
-"""From a prompt, a text or a conversation, to its tokens, within the limits of their number, and to the names of its
-cache blocks.
+"""Encoding of prompts (texts, conversations or token ids): tokens, length limits, and hashes of the cache blocks.
 
-Works off the event loop where that pays. Knows nothing of sampling or of what else is wanted.
+Long prompts are tokenised in threads, off the event loop.
 """
 
 import asyncio
@@ -21,17 +20,17 @@ from router.speech import Shape
 from router.tokenizer import Tokenizer
 
 T = TypeVar("T")
-# Of `max_new_tokens` so much must fit behind the prompt; what goes beyond is cut to what is left, and ends with
-# `length`. Clients of TGI rely on asking for more than there is.
+# Only this many of `max_new_tokens` have to fit after the prompt: larger values are cut to what is left, and the text
+# then finishes with `length`. Clients of TGI rely on asking for more than fits.
 MUST_FIT = 1024
-TOO_LONG = "context_length_exceeded"  # OpenAI's code, by which clients know that they should shorten a prompt
-# Characters that are tokenised in less time than a thread takes to hear of them.
+TOO_LONG = "context_length_exceeded"  # OpenAI's code, on which clients shorten the prompt
+# Prompts of at most this many characters are tokenised in less time than it takes to hand them to a thread.
 SHORT_PROMPT = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most tokens in a prompt and in a request: as configured, or as model and cache allow."""
+    """Maximum numbers of tokens in a prompt and in a request, as configured or as model and cache allow."""
 
     max_input_tokens: int
     max_total_tokens: int
@@ -40,7 +39,7 @@ class Limits:
     def of(cls, config: RouterConfig, facts: ModelFacts) -> Self:
         if not facts.generation:
             return cls(*[longest_text(config, facts)[0]] * 2)
-        # A step that may yield several tokens needs places for all of them, also those that are under way.
+        # A step that may generate several tokens needs slots for all of them, and so does every step in flight.
         spare = config.look_ahead * (facts.tokens_per_step - 1)
         fits = min(facts.max_positions, facts.num_blocks * facts.block_size - spare)
         total = config.max_total_tokens or fits
@@ -56,7 +55,7 @@ class Limits:
 
 
 def longest_text(config: RouterConfig, facts: ModelFacts) -> tuple[int, str]:
-    """The most tokens of a text that is run as a whole, and what limits them."""
+    """Return the maximum number of tokens of a text to embed or classify, and what limits it."""
     limits = [(facts.max_positions, "what the model holds"),
               (config.max_batch_prefill_tokens, "--max-batch-prefill-tokens")]
     if config.max_input_tokens is not None:
@@ -66,17 +65,17 @@ def longest_text(config: RouterConfig, facts: ModelFacts) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a dialect calls the things that our messages speak of."""
+    """Names that a dialect has for the parameters in error messages."""
 
     prompt: str = "inputs"
     max_new_tokens: str = "max_new_tokens"
-    truncate: str = "truncate"  # empty where a prompt cannot be cut
+    truncate: str = "truncate"  # empty if the dialect cannot truncate prompts
     top_n_tokens: str = "top_n_tokens"
     grammar: str = "grammar"
     must_fit: int = MUST_FIT
 
     def check_length(self, num_tokens: int, max_new_tokens: int | None, limits: Limits) -> None:
-        """Of a prompt, and of what is generated behind it. Raises InvalidRequest."""
+        """Check the length of a prompt and of the text generated after it. Raises InvalidRequest."""
         cut = f", or set `{self.truncate}`" if self.truncate else ""
         if max_new_tokens is not None and num_tokens + min(max_new_tokens, self.must_fit) > limits.max_total_tokens:
             raise InvalidRequest(
@@ -90,18 +89,18 @@ class Names:
 TGI_NAMES = Names()
 
 
-Given = str | Conversation | tuple[int, ...]  # a client that tokenised a prompt by itself gives the ids
+Given = str | Conversation | tuple[int, ...]  # token ids if the client has tokenised the prompt
 Places = tuple[tuple[int, int] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt as it came, and what its tokens depend on beside."""
+    """Prompt as received, with the parameters that its encoding depends on."""
 
     text: Given
     truncate: int | None
     max_new_tokens: int | None
-    namespace: bytes  # who may share what is cached of it; empty for nobody
+    namespace: bytes  # prompts with the same one share cached blocks; empty: with no other prompt
     names: Names = TGI_NAMES
     wish: Wish = Wish.TEXT
 
@@ -110,14 +109,14 @@ class Text:
 class Prompt:
     tokens: tuple[int, ...]
     namespace: bytes
-    block_hashes: tuple[bytes, ...]  # the names of its full blocks; none if nobody shares them
+    block_hashes: tuple[bytes, ...]  # of its full blocks; empty if they are not shared
     num_characters: int  # of its text
-    places: Places = ()  # of tokens in the text, where labels are wanted; none for those that only mark it
+    places: Places = ()  # for classification: character range of each token, None for special tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A text and its tokens; each with its first character and the one behind its last."""
+    """Text with its tokens and their character ranges: the index of the first character and the one after the last."""
 
     text: str
     ids: Sequence[int]
@@ -125,7 +124,7 @@ class Encoded:
 
 
 class Prompts:
-    """Close it to end its threads."""
+    """Encoder of prompts. `close` ends its threads."""
 
     def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer,
                  template: ChatTemplate | None = None) -> None:
@@ -140,7 +139,7 @@ class Prompts:
 
     @property
     def shape(self) -> Shape | None:
-        """Of what the model says in chats."""
+        """Format of the model's answers in chats."""
         return None if self._template is None else self._template.shape
 
     def close(self) -> None:
@@ -151,13 +150,13 @@ class Prompts:
 
     async def encoded(self, text: str | Conversation, names: Names, render: Callable[[Encoded], T], *,
                       add_special_tokens: bool = True) -> T:
-        """Return what `render` makes of a prompt's tokens, in the same thread: that takes longer than to find them."""
+        """Tokenise a prompt and return `render` of the result, in the same thread: it takes longer than tokenising."""
         def work() -> T:
             return render(self._encode(text, names, add_special_tokens=add_special_tokens))
         return await self._aside(text, work)
 
     async def _aside(self, text: Given, work: Callable[[], T]) -> T:
-        """In a thread, unless the text is short."""
+        """Run `work` in a thread, unless the text is short. Raises Overloaded if too many texts wait."""
         if not isinstance(text, Conversation) and len(text) <= SHORT_PROMPT:
             return work()
         if self._num_waiting >= self._most_waiting:
@@ -172,14 +171,14 @@ class Prompts:
         is_rendered = isinstance(text, Conversation)
         text = self._render(text) if isinstance(text, Conversation) else text
         special = add_special_tokens and not is_rendered
-        if len(text) > self.limits.max_input_tokens:  # to count tokens takes a third of the time that their places take
+        if len(text) > self.limits.max_input_tokens:  # counting tokens is three times as fast as locating them
             self._check_longest(len(self._tokenizer.encoding(text, add_special_tokens=special)), names)
         encoding = self._tokenizer.located(text, add_special_tokens=special)
         self._check_longest(len(encoding), names)
         return Encoded(text, encoding.ids, encoding.offsets)
 
     def _check_longest(self, num_tokens: int, names: Names) -> None:
-        """Whether the model could read them, whatever is wanted of them. Raises InvalidRequest."""
+        """Check that the model accepts a prompt of this length for any kind of request. Raises InvalidRequest."""
         if self._facts.generation:
             names.check_length(num_tokens, None, self.limits)
         else:
@@ -202,7 +201,7 @@ class Prompts:
     def _tokens_of(self, given: Text) -> tuple[tuple[int, ...], Places, int]:
         if isinstance(given.text, tuple):
             return given.text, (), 0
-        is_rendered = isinstance(given.text, Conversation)  # such a text has its special tokens already
+        is_rendered = isinstance(given.text, Conversation)  # the template has already added the special tokens
         text = self._render(given.text) if isinstance(given.text, Conversation) else given.text
         if given.wish is Wish.LABELS:
             located = self._tokenizer.located(text)

@@ -1,5 +1,4 @@
-"""The sequences that wait, those of each tenant best first. Who needs what is not on the shards is set aside until it
-is. Knows nothing of room or of whose turn it is.
+"""Waiting sequences by tenant, in order of rank. Sequences are set aside while a resource that they need is not loaded.
 """
 
 from bisect import insort
@@ -13,7 +12,7 @@ from router.sequence import Sequence
 
 @dataclass(slots=True)
 class Demand:
-    """How many wait, and how much of prompts, and of what was generated before a yield or a loss."""
+    """Number of waiting sequences and of their tokens: prompts, and output from before a preemption or loss."""
 
     count: int = 0
     tokens: int = 0
@@ -25,28 +24,30 @@ class Demand:
 
 @dataclass(slots=True)
 class Line:
-    """Those of one tenant: in `waiting` who has all that it needs."""
+    """Queue of one tenant: `waiting` has the sequences whose resources are loaded, `demand` counts all."""
 
     waiting: list[Sequence] = field(default_factory=list)
     demand: Demand = field(default_factory=Demand)
 
 
 class Queue:
+    """All waiting sequences: those that could start by tenant, the others by the resource that they lack."""
+
     def __init__(self, present: Collection[Resource] = ()) -> None:
-        """`present` is what is on the shards, and changes."""
+        """Create an empty queue. `present` is the live set of loaded resources; its owner changes it."""
         self._present = present
-        self._lines: dict[str, Line] = {}  # by tenant; in none is nobody
+        self._lines: dict[str, Line] = {}  # by tenant; none is empty
         self.demand = Demand()
-        self.num_embeds = 0  # of all; counted, since every step asks for it
-        # Who is set aside for what, best first; what has been waited for longest first.
+        self.num_embeds = 0  # waiting requests for embeddings or labels; stored because every step reads it
+        # Sequences set aside, by the resource that they lack, best rank first; the longest awaited resource is first.
         self.aside: dict[Resource, list[Sequence]] = {}
-        self._wishes: dict[Resource, None] = {}  # what should come though nobody waits for it, or nobody else
+        self._wishes: dict[Resource, None] = {}  # to be loaded even if no sequence waits for them
 
     def __len__(self) -> int:
         return self.demand.count
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Best first within a tenant, the tenants one after the other, and then those that are set aside."""
+        """Iterate tenant by tenant, best rank first, and then over the sequences set aside."""
         for line in self._lines.values():
             yield from line.waiting
         for others in self.aside.values():
@@ -54,7 +55,7 @@ class Queue:
 
     @property
     def tenants(self) -> list[str]:
-        """Those with somebody who could start."""
+        """Names of the tenants that have a sequence not set aside."""
         return [name for name, line in self._lines.items() if line.waiting]
 
     @property
@@ -63,21 +64,21 @@ class Queue:
 
     @property
     def num_able(self) -> int:
-        """Return how many sequences wait for text to be generated and are not set aside."""
+        """Number of sequences that wait to generate text and are not set aside."""
         aside = self.num_aside
         if aside and self.num_embeds:
             aside = sum(sequence.request.wish is Wish.TEXT for line in self.aside.values() for sequence in line)
         return self.demand.count - self.num_embeds - aside
 
     def of(self, tenant: str) -> Rows[Sequence]:
-        """Those that have what they need."""
+        """Return the tenant's sequences whose resources are loaded, best rank first."""
         return self._lines[tenant].waiting if tenant in self._lines else ()
 
     def demand_of(self, tenant: str) -> Demand:
         return self._lines[tenant].demand if tenant in self._lines else Demand()
 
     def push(self, sequence: Sequence) -> None:
-        """A sequence that comes back keeps its arrival time, and with it a place near the front."""
+        """Add a sequence. A preempted one keeps its arrival time, and with it a position near the front."""
         line = self._lines.setdefault(sequence.request.tenant.name, Line())
         self._put(sequence, line)
         line.demand.add(sequence, 1)
@@ -95,7 +96,7 @@ class Queue:
             del self._lines[tenant]
 
     def wish(self, resource: Resource) -> None:
-        """It is waited for, until it comes or the wish is taken back, whoever of those who wait for it leaves."""
+        """Load the resource even if no request waits for it any more, until it is loaded or `unwish` is called."""
         self._wishes[resource] = None
         self.aside.setdefault(resource, [])
 
@@ -105,19 +106,19 @@ class Queue:
             del self.aside[resource]
 
     def came(self, resource: Resource) -> list[Sequence]:
-        """It is on the shards now. Returns who waited for it, and may wait for something else now."""
+        """Queue and return the sequences that waited for a resource now loaded; they may still lack another."""
         self._wishes.pop(resource, None)
         return self._put_again(self.aside.pop(resource, []))
 
     def left(self, resource: Resource) -> list[Sequence]:
-        """It is not on the shards any more, or soon will not be. Returns who waits for it now."""
+        """Set aside and return the sequences that need a resource which is unloaded or about to be."""
         leaving = [sequence for line in self._lines.values() for sequence in line.waiting
                    if resource in sequence.request.needs]
         for sequence in leaving:
             self._lines[sequence.request.tenant.name].waiting.remove(sequence)
         return self._put_again(leaving)
 
-    # -- the inside
+    # -- internals
 
     def _put_again(self, sequences: list[Sequence]) -> list[Sequence]:
         for sequence in sequences:

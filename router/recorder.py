@@ -1,8 +1,8 @@
-"""A core that writes down what it hears and what it decides: the last minutes, in memory.
+"""Scheduler that records its calls and its decisions of the last minutes, in memory.
 
-What is noted is what the core decides on: times, lengths, names of blocks, who ended; no token, no text. Segments of
-half a minute follow each other, each with the whole core as it stood at its beginning, so that what is kept can be
-replayed from the oldest one on. Knows nothing of files.
+Recorded is what scheduling depends on: times, lengths, block hashes, which sequences ended; no token and no text.
+Segments of half a minute or more follow each other, each with a snapshot of the whole scheduler at its beginning, so
+that a recording can be replayed from the oldest segment that is kept.
 """
 
 from collections import deque
@@ -24,12 +24,12 @@ from router.scheduler import Scheduler
 from router.snapshot import Snapshot, take
 from router.trials import Loss
 
-SEGMENT_SECONDS, SEGMENT_SHARE = 30.0, 0.1  # how long a segment is at least, and of all that is kept
-MOST_EVENTS = 20_000  # in a segment
-MOST_SEGMENTS = 16  # however short they are
+SEGMENT_SECONDS, SEGMENT_SHARE = 30.0, 0.1  # length of a segment, and as a share of what is kept if that is longer
+MOST_EVENTS = 20_000  # in a segment, which ends earlier if need be
+MOST_SEGMENTS = 16  # kept, however short they are
 
-# A call that the core heard: its name, when, with what, what came of it, and the names that blocks got meanwhile. A
-# time alone is a call of `plan` that returned nothing.
+# A recorded call: method, time, arguments, outcome, and the block hashes computed during the call. A time alone is a
+# call of `plan` that returned None.
 Note = tuple[str, float, tuple[Any, ...], Outcome, tuple[bytes, ...]] | float
 
 
@@ -41,13 +41,13 @@ class Segment:
 
 
 class Tape:
-    """The ring of segments. Begins with the first `cut`."""
+    """Ring of segments. The first `cut` begins the first one."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.segments: deque[Segment] = deque(maxlen=MOST_SEGMENTS)
         self.notes: list[Note] = []  # of the last segment
-        self.names: list[bytes] = []  # of the call that is going on
+        self.names: list[bytes] = []  # block hashes computed during the current call
         self.due = 0.0  # when the next segment begins
 
     def cut(self, snapshot: Snapshot, now: float) -> None:
@@ -63,12 +63,12 @@ class Tape:
         self.notes.append((call, now, given, outcome, names))
 
     def copy(self) -> list[Segment]:
-        """What there is by now; nobody changes it any more."""
+        """Return immutable copies of the segments kept so far."""
         return [Segment(segment.snapshot, segment.began, tuple(segment.notes)) for segment in self.segments]
 
 
 class Hasher:
-    """Names blocks, and notes the names."""
+    """Block hasher that records every hash on the tape."""
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -79,7 +79,7 @@ class Hasher:
         return names
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """In a snapshot it is no more than the place where a hasher belongs."""
+        """Pickle as the plain `block_hashes`: the tape is not part of a snapshot."""
         return plain_hasher, ()
 
 
@@ -88,15 +88,17 @@ def plain_hasher() -> object:
 
 
 class Recorder(Scheduler):
+    """Scheduler whose public methods record their arguments and outcomes."""
+
     def __init__(self, policy: Policy, facts: ModelFacts, seconds: float, now: float) -> None:
-        """Keeps at least so many seconds, if there are not too many events."""
+        """Keep at least the last `seconds`, or fewer if there are too many events."""
         self._tape = tape = Tape(seconds)
         self._hears_many = facts.tokens_per_step > 1
         super().__init__(policy, facts, Hasher(tape))
         tape.cut(take(self), now)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """In a snapshot it is the core without the tape."""
+        """Pickle as a plain `Scheduler`, without the tape."""
         fields = {name: getattr(self, name) for name in names_of(Scheduler) if hasattr(self, name)}
         return object.__new__, (Scheduler,), fields
 
@@ -206,13 +208,16 @@ class Recorder(Scheduler):
 
 
 def new_core(policy: Policy, facts: ModelFacts, seconds: float, now: float) -> Scheduler:
-    """That keeps at least so many seconds, if any."""
+    """Return a scheduler that records at least the last `seconds`, or does not record if that is 0."""
     return Recorder(policy, facts, seconds, now) if seconds else Scheduler(policy, facts)
 
 
 def rare(answer: Answer, stopped: Mapping[int, int], events: list[Event]) -> tuple[Any, ...]:
-    """What an answer says beside one token for everybody, none of which ends: rows of another length, the index of the
-    token that ended a sequence, tokens up to a stop string, and who failed."""
+    """Return how an answer differs from the usual one, a token for each sequence, none of which ends.
+
+    That is: rows of another length, for each sequence that ended the index of its end token, tokens up to a stop
+    string, and failures.
+    """
     counts = next((event.counts for event in events if isinstance(event, Produced)), {})
     ended = [(event.sequence, counts[event.sequence] - 1) for event in events
              if isinstance(event, Finished) and event.reason is FinishReason.END_TOKEN]

@@ -1,8 +1,8 @@
-"""A recording as a file: JSON lines, of which the first says what was recorded, under which settings and by which weft.
+"""Recording as a file: JSON lines, the first of which holds the settings, the model's facts and the version of weft.
 
-Each segment begins with a line that holds the whole core, and then has a line for every call that the core heard:
-`at` when, `call` its name, `given` what it was told, `outcome` what came of it, `names` those that blocks got. What is
-empty is left out, and a time alone is a `plan` that came to nothing. Knows nothing of what calls mean.
+Each segment begins with a line that holds the whole scheduler (`core`), followed by a line for every call: `at`, its
+time, `call`, the method, `given`, the arguments, `outcome`, the result, and `names`, the block hashes computed during
+the call. Empty values are left out, and a line with only a time is a call of `plan` that returned None.
 """
 
 import json
@@ -24,12 +24,12 @@ FORMAT = 1
 
 
 class BadRecording(ValueError):
-    """The file is no recording, or not one that this weft can read."""
+    """The file is no recording, or this version of weft cannot read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Of a segment."""
+    """First line of a segment."""
 
     at: float
     core: list[Any]
@@ -53,7 +53,10 @@ def header(config: RouterConfig, facts: ModelFacts, why: str) -> dict[str, Any]:
 
 
 def harmless(config: RouterConfig) -> dict[str, Any]:
-    """Numbers, switches and choices. A text may be a secret, and decides nothing."""
+    """Return the settings that are numbers, switches or choices.
+
+    Free text is left out: it may be a secret, and no decision depends on it.
+    """
     values = {item.name: (getattr(config, item.name), item.metadata["choices"]) for item in fields(config)}
     return {name: value for name, (value, choices) in values.items()
             if choices or value is None or isinstance(value, bool | int | float)}
@@ -84,7 +87,7 @@ def line_of(note: Note) -> dict[str, Any]:
 class Recording:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.is_cut = False  # whether the last line turned out to be incomplete; known when all has been read
+        self.is_cut = False  # whether the last line is incomplete; known when all lines have been read
         with self._open() as lines:
             first = self._parsed(1, lines.readline())
         if "weft_recording" not in first:

@@ -1,7 +1,4 @@
-"""Everybody who was accepted and has no end yet: by number, by tenant, by the time that is left.
-
-The one place where a sequence ends. Knows nothing of steps or of the reasons for an end.
-"""
+"""Table of the unfinished sequences, with their deadlines."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -19,6 +16,8 @@ from router.trials import Trials
 
 
 class Register:
+    """Unfinished sequences by number. Every sequence ends in `end`, whatever the reason."""
+
     def __init__(
             self, queue: Queue, trials: Trials, shares: Shares, forecast: Forecast, residents: Residents) -> None:
         self._queue = queue
@@ -61,12 +60,14 @@ class Register:
 
     @property
     def wake_at(self) -> float | None:
-        """The next moment at which somebody's time runs out."""
+        """The earliest deadline; None if no sequence has one."""
         return self._deadlines.next()
 
     def expire(self, now: float) -> list[Finished | Expired]:
-        """Whose time has run out: who has no token is told so, who waits with some ends with them. Who runs and has
-        some ends with the next."""
+        """End sequences whose deadline has passed: without a token they expire, waiting with tokens they finish.
+
+        Others, which run with a token generated or in flight, finish with their next token.
+        """
         events: list[Finished | Expired] = []
         for sequence in self._deadlines.due(now):
             if sequence.generated and sequence.state is State.WAITING:
@@ -76,13 +77,16 @@ class Register:
         return events
 
     def wait_again(self, sequence: Sequence) -> None:
-        """It goes back to the queue with what it has. Its time may have run out while it ran, or was about to tell."""
+        """Return the sequence to the queue with its tokens.
+
+        Its deadline is added again, since `Deadlines.due` may have removed it while the sequence ran.
+        """
         sequence.state = State.WAITING
         self._queue.push(sequence)
         self._deadlines.add(sequence)
 
     def wait_once_answered(self, sequence: Sequence) -> None:
-        """Who yielded waits again as soon as none of its tokens is under way."""
+        """Return a preempted sequence to the queue if none of its tokens is in flight."""
         if sequence.state is State.YIELDING and not sequence.in_flight:
             self.wait_again(sequence)
 

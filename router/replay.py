@@ -1,7 +1,8 @@
-"""A recording played again: the core hears what it heard, and must decide what it decided.
+"""Replay of a recording: the scheduler gets the recorded calls and must make the recorded decisions.
 
-`python -P -m router.replay JSON`, an object with the `file`. Prompts and tokens are not in a recording; they are made
-of the same number of zeros, and the core must not care. Ends with 0 when every decision was the same.
+`python -P -m router.replay JSON`, an object with the `file`. A recording holds no tokens; prompts and outputs are made
+of the same number of zeros, on which no decision may depend. Exit status: 0 if every decision is the same, 1 if one
+differs, 2 if the recording cannot be read.
 """
 
 import json
@@ -30,23 +31,23 @@ ONE_TOKEN = AnswerRow((NOTHING,), (0.0,))
 
 
 class UsualRows(dict[int, AnswerRow]):
-    """One token for everybody of whom nothing else is known."""
+    """Rows of an answer: one token for every sequence without a row of its own."""
 
     def __missing__(self, number: int) -> AnswerRow:
         return ONE_TOKEN
 
 
 class Audience:
-    """Hears a recording as it is played. This one does not listen."""
+    """Observer of a replay. The methods of this base class do nothing."""
 
     def begins(self, core: Scheduler, now: float) -> None:
-        """The core as it stood first."""
+        """Receive the scheduler in its state at the beginning of the recording."""
 
     def hears(self, call: Call, result: Result, core: Scheduler) -> None:
-        """A call, what came of it, and the core behind it."""
+        """Receive a call, its result, and the scheduler after the call."""
 
     def names(self, before: bytes, names: Rows[bytes]) -> None:
-        """The blocks behind that one got these names."""
+        """Receive the hashes of the blocks that follow the block with the hash `before`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,12 @@ class Outcome:
 
 
 class OutOfNames(Exception):
-    """The core names more blocks than it did."""
+    """The scheduler hashes more blocks than were recorded."""
 
 
 class Replay:
+    """One replay of a recording, of which an `Audience` may observe every call."""
+
     def __init__(self, recording: Recording, audience: Audience | None = None) -> None:
         self._recording = recording
         self._audience = audience or Audience()
@@ -86,7 +89,7 @@ class Replay:
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
-        """To the end, or to the first difference."""
+        """Replay to the end or to the first difference."""
         outcome = self.outcome
         for item in self._recording:
             difference = self._begin(item) if isinstance(item, Beginning) else self._play(item)
@@ -117,7 +120,7 @@ class Replay:
                                f"not fit this one ({error!r})") from None
 
     def _next_names(self, before: bytes, tokens: Rows[int], size: int) -> list[bytes]:
-        """As they were noted, whatever the tokens."""
+        """Return the next recorded hashes, in place of those of `tokens`, which are zeros."""
         count = len(tokens) // size
         if count > len(self._names):
             raise OutOfNames("it names more blocks than were named")
@@ -133,7 +136,7 @@ class Replay:
         self._names.extend(call.names)
         try:
             result = CALLS[call.name](self._core, call)
-        except Exception as error:  # whatever the core does now is what is to be told
+        except Exception as error:  # an exception is an outcome too, and is compared with the recorded one
             now: tuple[Any, ...] = (repr(error),)
             result = None
         else:
@@ -176,7 +179,7 @@ def complete(core: Scheduler, call: Call) -> list[Event]:
 
 
 def crash(core: Scheduler, call: Call) -> Result:
-    """The call that raised, once more."""
+    """Repeat the call that raised when it was recorded."""
     name, *given = call.given
     return CALLS[name](core, Call(name, call.at, tuple(given)))
 

@@ -1,7 +1,4 @@
-"""What a client asked: validated, tokenised, fixed.
-
-Knows nothing of text, HTTP or the way a request takes. `validation.py` is the only place that makes a Request.
-"""
+"""Validated, tokenised and immutable requests. The server creates them in `validation.py` only."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -11,25 +8,27 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     END_TOKEN = "eos_token"  # noqa: S105 - the TGI dialect's word for it
     STOP_STRING = "stop_sequence"
-    TIMEOUT = "timeout"  # the time that the client gave it ran out
+    TIMEOUT = "timeout"  # the client's time limit was reached
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one request are chosen. Field by field the columns of `Sampling` in proto/shard.proto, where
-    the meanings stand; every default is "off"."""
+    """Sampling parameters of one request.
+
+    The fields are the columns of `Sampling` in proto/shard.proto, which documents them; every default is "off".
+    """
 
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0
     top_p: float = 0.0
     typical_p: float = 0.0
     repetition_penalty: float = 0.0
-    relative_frequency_penalty: float = 0.0  # by a token's share of prompt and output, as TGI has it
+    relative_frequency_penalty: float = 0.0  # by a token's share of prompt and output, as in TGI
     watermark: bool = False
     top_n_tokens: int = 0
     raw_logprobs: bool = False
     min_p: float = 0.0
-    frequency_penalty: float = 0.0  # by how often it was generated, as OpenAI has it
+    frequency_penalty: float = 0.0  # by how often a token was generated, as in OpenAI's API
     presence_penalty: float = 0.0
     min_tokens: int = 0
     allowed_tokens: tuple[int, ...] = ()
@@ -39,14 +38,14 @@ class SamplingParams:
 
 
 class Wish(StrEnum):
-    """What is wanted of a prompt."""
+    """Kind of result that a request asks for."""
 
-    TEXT = "text"  # that goes on from it
-    VECTOR = "vector"  # its embedding
-    LABELS = "labels"  # for each of its tokens the likeliest label
+    TEXT = "text"  # a continuation of the prompt
+    VECTOR = "vector"  # the embedding of the prompt
+    LABELS = "labels"  # the likeliest label of each prompt token
 
 
-EMBEDDED = (Wish.VECTOR, Wish.LABELS)  # run as a whole in one step, and nothing stays of them
+EMBEDDED = (Wish.VECTOR, Wish.LABELS)  # prompts run whole in one step and use no KV cache
 
 ADAPTER, GRAMMAR = "adapter", "grammar"
 
@@ -57,14 +56,16 @@ class Resource:
 
     kind: str
     id: int
-    takes: int = field(default=0, compare=False)  # bytes on a shard, at most
-    stays: bool = field(default=False, compare=False)  # once it is there
+    takes: int = field(default=0, compare=False)  # upper bound of its bytes on a shard
+    stays: bool = field(default=False, compare=False)  # whether it is never unloaded once it is loaded
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whom a request belongs to: tenants share the shards by weight, and their requests never share what is private.
-    Limits are for those that wait; None is none."""
+    """Owner of requests. Tenants share the shards by weight, and their requests never share private data.
+
+    `max_concurrent_requests` limits unfinished requests, `max_queue_*` waiting ones; None is no limit.
+    """
 
     name: str = ""
     weight: float = 1.0
@@ -80,23 +81,24 @@ ANYONE = Tenant()
 class Request:
     id: str
     prompt: tuple[int, ...]
-    max_new_tokens: int  # 0 unless text is wanted
-    key: int = 0  # 64 bits, feeds every draw of this request
+    max_new_tokens: int  # 0 unless `wish` is TEXT
+    key: int = 0  # 64-bit key of every random draw of this request
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    end_tokens: frozenset[int] = frozenset()  # empty for one that goes on beyond the model's end tokens
+    end_tokens: frozenset[int] = frozenset()  # empty if generation ignores the model's end tokens
     stop_strings: tuple[str, ...] = ()
     prompt_logprobs: bool = False
-    priority: int = 0  # a level is worth ten seconds of age
+    priority: int = 0  # a level counts as ten seconds of age in the queue
     tenant: Tenant = ANYONE
-    timeout: float | None = None  # seconds from its coming; what cannot start by then never reaches a shard
-    # Who may share its cached blocks, and the chained hashes of its prompt's full blocks; empty if none are.
+    timeout: float | None = None  # seconds from arrival; a request that cannot start by then never reaches a shard
+    # Start of the hash chain, equal for requests that may share cached blocks, and the chained hashes of the prompt's
+    # full blocks; both are empty if blocks are not shared.
     namespace: bytes = b""
     block_hashes: tuple[bytes, ...] = ()
     adapter: Resource | None = None
     grammar: Resource | None = None
-    adapter_name: str = ""  # for those who count; empty where nobody may know it
+    adapter_name: str = ""  # for metrics; empty for a private adapter
     wish: Wish = Wish.TEXT
-    max_length: int = field(init=False)  # prompt and everything that may be generated
+    max_length: int = field(init=False)  # tokens of the prompt and max_new_tokens
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "max_length", len(self.prompt) + self.max_new_tokens)

@@ -1,11 +1,9 @@
-"""Which adapters and grammars are on the shards, and whose turn it is to come there.
+"""Cache of adapters and grammars loaded on the shards: decides what to load and what to evict.
 
-What a waiting request needs comes there as soon as there is room. Grammars always have some; of adapters only so many
-may be there at once, and so many bytes. Where there is no room adapters that nobody needs leave first, the longest
-unused before all others, and then those that are there for longest, once they had their time: nobody starts with one
-any more, and it leaves when those who run with it are over. What is waited for comes in the order in which that began,
-so everything has its turn. What is dropped leaves as soon as nobody needs it, whoever wants its place. Knows nothing of
-files, nor of how anything comes to a shard.
+Adapters are limited in number and in bytes; grammars always fit. Loads are FIFO by first demand. To make room,
+adapters that no request needs are evicted first (LRU), then those loaded longest whose cycle time is over: such an
+adapter takes no new requests and is unloaded when the last running one that uses it ends. A dropped resource is
+unloaded as soon as no request needs it, even if its room is not needed.
 """
 
 from collections import OrderedDict
@@ -22,20 +20,20 @@ from router.shares import Shares
 from router.story import Cause
 
 MOST_IDLE_GRAMMARS = 32
-# An adapter with which nobody started, so that it would come for nothing, stays for so much longer. Then whoever needs
-# it does not read, or there is no room for anybody.
+# An adapter that no request has started with since it was loaded stays for this much longer, or its load would be
+# wasted. If it is unused even then, its requests are held (their clients do not read) or no request has room.
 UNUSED_SECONDS = 10.0
 
 
 class Presence(Enum):
     COMING = auto()
     HERE = auto()
-    CLOSED = auto()  # nobody starts with it, and it leaves when nobody runs with it
+    CLOSED = auto()  # no request may start with it; unloaded once no running one uses it
     LEAVING = auto()
 
 
 STAYING = frozenset({Presence.COMING, Presence.HERE})
-# For people.
+# Shown to users.
 ABSENT = "absent"
 STATES = {Presence.COMING: "coming", Presence.HERE: "here", Presence.CLOSED: "leaving", Presence.LEAVING: "leaving"}
 
@@ -45,39 +43,41 @@ class Resident:
     resource: Resource
     presence: Presence
     since: float
-    is_used: bool = False  # somebody started with it, since it is here
+    is_used: bool = False  # whether a request has started with it since it was loaded
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How things are with an adapter."""
+    """Status of an adapter."""
 
     state: str
-    num_users: int  # requests in the house that need it
+    num_users: int  # unfinished requests that need it
 
 
 class Residents:
+    """State of each resource on the shards, and the loads and unloads to be done."""
+
     def __init__(self, policy: Policy, queue: Queue, shares: Shares, present: set[Resource]) -> None:
-        """`present` is what newcomers may use; it is changed here and nowhere else."""
+        """Create an empty cache. `present` has the resources that new sequences may use; only this class changes it."""
         self._policy = policy
         self._queue = queue
         self._shares = shares
         self._present = present
         self._residents: dict[Resource, Resident] = {}
-        self._users: dict[Resource, int] = {}  # sequences in the house that need it, if any do
-        # Present, and nobody needs them; those used last at the end.
+        self._users: dict[Resource, int] = {}  # number of unfinished sequences that need it, if not 0
+        # Present but needed by no sequence, least recently used first.
         self._idle: dict[str, OrderedDict[Resource, None]] = {kind: OrderedDict() for kind in (ADAPTER, GRAMMAR)}
-        self._closed: dict[Resource, None] = {}  # in order
-        self._dropped: dict[Resource, None] = {}  # should leave when nobody in the house needs them
+        self._closed: dict[Resource, None] = {}  # in the order in which they were closed
+        self._dropped: dict[Resource, None] = {}  # to be unloaded once no unfinished sequence needs them
         self._most_bytes = 0
-        self.moves: list[Move] = []  # that nobody carried out yet
-        self.wake_at: float | None = None  # when time alone makes room
+        self.moves: list[Move] = []  # not yet returned by `Scheduler.moves`
+        self.wake_at: float | None = None  # when the next adapter may be evicted, if room is needed
 
     def start_empty(self, most_bytes: int) -> None:
-        """So many bytes of adapters fit on a shard."""
+        """Set how many bytes of adapters fit on a shard."""
         self._most_bytes = most_bytes
 
-    # -- who needs what
+    # -- demand
 
     def enter(self, sequence: Sequence) -> None:
         for need in sequence.request.needs:
@@ -100,27 +100,27 @@ class Residents:
                     self._dropped.pop(need, None)
 
     def want(self, resource: Resource) -> None:
-        """It should come, though no request needs it."""
+        """Load the resource even if no request needs it."""
         self._dropped.pop(resource, None)
         if resource not in self._present:
             self._queue.wish(resource)
 
     def drop(self, resource: Resource) -> None:
-        """Nobody should come for it any more. Who is in the house keeps it."""
+        """Unload the resource once no unfinished sequence needs it, unless it is one that `stays`."""
         self._queue.unwish(resource)
         if not resource.stays and (resource in self._residents or resource in self._users):
             self._dropped[resource] = None
 
     @property
     def adapters(self) -> dict[Resource, Standing]:
-        """Those that are on the shards, come there or leave, and others that somebody needs."""
+        """Status of each adapter that is loaded, loading or unloading, or needed by a request."""
         states = {resource: STATES[resident.presence] for resource, resident in self._residents.items()}
         known = dict.fromkeys(self._users, ABSENT) | states
         return {resource: Standing(state, self._users.get(resource, 0)) for resource, state in known.items()
                 if resource.kind == ADAPTER}
 
     def misfit(self, resource: Resource) -> str:
-        """Why it can never come to the shards, or nothing."""
+        """Return why the resource can never be loaded, or an empty string if it can."""
         if resource.kind != ADAPTER or resource in self._residents:
             return ""
         stay = [resident.resource for resident in self._adapters() if resident.resource.stays]
@@ -133,15 +133,15 @@ class Residents:
                     f"{self._policy.max_active_adapters})")
         return ""
 
-    # -- what becomes of them
+    # -- loading and unloading
 
     def came(self, resource: Resource, now: float) -> None:
-        """Every rank has it, whoever wished that."""
+        """Record that every rank has loaded the resource, even if it was not requested here."""
         self._residents[resource] = Resident(resource, Presence.HERE, now)
         self._open(resource, now)
 
     def gone(self, resource: Resource, now: float) -> None:
-        """It is on no rank, or of no use there."""
+        """Record that the resource is unloaded or unusable."""
         if self._residents.pop(resource, None) is not None:
             self._shut(resource, now)
             self._closed.pop(resource, None)
@@ -149,7 +149,7 @@ class Residents:
                 self._dropped.pop(resource, None)
 
     def lost(self, now: float, *, everything: bool) -> None:
-        """What was on its way has to be asked for again; with `everything`, so has what was there."""
+        """Discard the loads and unloads in progress after a loss of the shards; with `everything`, all resources."""
         for resident in [*self._residents.values()]:
             if everything or resident.presence in {Presence.COMING, Presence.LEAVING}:
                 self.gone(resident.resource, now)
@@ -157,7 +157,7 @@ class Residents:
         self.wake_at = None
 
     def arrange(self, now: float, used: Callable[[], set[Resource]]) -> None:
-        """Who comes next, and who leaves. `used` finds what those need who run, or whose steps are under way."""
+        """Plan loads and unloads. `used` returns the resources of running sequences and of steps in flight."""
         self.wake_at = None
         if self._queue.aside:
             wanted = self._wanted()
@@ -174,14 +174,16 @@ class Residents:
         if self._closed:
             self._send_away(used(), now)
 
-    # -- the inside
+    # -- internals
 
     def _adapters(self) -> list[Resident]:
         return [resident for resource, resident in self._residents.items() if resource.kind == ADAPTER]
 
     def _wanted(self) -> list[Resource]:
-        """What is waited for and not on its way, the longest first; but that of a tenant that got less before that of
-        others."""
+        """Return the awaited resources that must be loaded, longest awaited first.
+
+        If several tenants compete, those of the tenant that has received least go first.
+        """
         wanted = [resource for resource in self._queue.aside if resource not in self._residents]
         if not self._shares.several or len(wanted) < 2:
             return wanted
@@ -190,7 +192,7 @@ class Residents:
         return sorted(wanted, key=lambda resource: min(map(order.index, tenants[resource]), default=len(order)))
 
     def _make_room(self, wanted: list[Resource], now: float) -> None:
-        """For one after the other, as far as somebody may leave."""
+        """Close adapters to make room for the wanted ones, in order, as long as one may be evicted."""
         staying = [resident for resident in self._adapters() if resident.presence in STAYING]
         places = self._policy.max_active_adapters - len(staying)
         room = self._most_bytes - sum(resident.resource.takes for resident in staying)
@@ -205,7 +207,7 @@ class Residents:
             places, room = places - 1, room - resource.takes
 
     def _leavers(self, staying: list[Resident], now: float) -> Iterator[Resident]:
-        """Who may leave now, in order; and notes when the next may."""
+        """Yield the adapters that may be evicted now, in order; set `wake_at` to the time of the next one."""
         here = [r for r in staying if r.presence is Presence.HERE and not r.resource.stays]
         places = {resource: place for place, resource in enumerate(self._idle[ADAPTER])}
         yield from sorted((r for r in here if r.resource in places), key=lambda r: places[r.resource])
@@ -217,12 +219,12 @@ class Residents:
             yield resident
 
     def _due(self, resident: Resident) -> float:
-        """When it had its time."""
+        """Return when the adapter's cycle time is over."""
         due = resident.since + self._policy.adapter_cycle_seconds
         return due if resident.is_used else due + UNUSED_SECONDS
 
     def _bring(self, wanted: list[Resource], now: float) -> None:
-        """As many as there is room for now, the first that does not fit and all behind it wait."""
+        """Load as many as fit now; the first adapter that does not fit and all adapters after it wait."""
         here = self._adapters()
         places = self._policy.max_active_adapters - len(here)
         room = self._most_bytes - sum(resident.resource.takes for resident in here)
@@ -247,7 +249,10 @@ class Residents:
         self._shut(resident.resource, now)
 
     def _reopen(self, now: float, *, adapters: bool) -> None:
-        """What is waited for again, and what nobody else needs the room of."""
+        """Reopen the closed resources that were not dropped: grammars, and with `adapters` adapters too.
+
+        Adapters are reopened only if no other one needs their room.
+        """
         for resource in [*self._closed]:
             if resource not in self._dropped and (adapters or resource.kind != ADAPTER):
                 del self._closed[resource]
@@ -270,7 +275,7 @@ class Residents:
 
 
 def waiting_for(sequence: Sequence) -> Cause:
-    """What somebody who waits waits for, besides its turn."""
+    """Return what a waiting sequence waits for: its client, a resource, or else its turn."""
     if sequence.held:
         return Cause.READER
     return Cause.QUEUE if sequence.lacks is None else Cause(sequence.lacks.kind)

@@ -1,7 +1,7 @@
-"""Adapters and grammars as the shards know them: a number for each, and how they come there and leave.
+"""Loader of adapters and grammars: numbers them, and loads and unloads them on every rank.
 
-What comes and what leaves the core decides; here it is carried out, on every rank, and told when it is done. Shards
-that are new get again what should be there. Knows nothing of what a source says, nor of requests.
+The scheduler decides what to load and unload, and gets the results. Restarted shards get everything again that should
+be loaded.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from router.meeting import Meeting
 from router.messages import Bring, Move
 from router.request import ADAPTER, Resource
 
-MOST_COUNTED = 4096  # adapters whose loads are remembered
+MOST_COUNTED = 4096  # adapters whose number of loads is kept
 now = time.monotonic
 
 
 class Loader(Protocol):
-    """All ranks, as far as they load and unload. Either returns why some rank did not, or nothing."""
+    """Loads and unloads on all ranks. Both methods return why some rank failed, or an empty string."""
 
     async def load(self, request: Any) -> str: ...
 
@@ -33,30 +33,32 @@ class Loader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Who hears what became of a resource: it is there, it is not to be had and why, it is gone."""
+    """Callbacks for the results: a resource was loaded, could not be loaded (with the reason), or was unloaded."""
 
     here: Callable[[Resource], None]
     failed: Callable[[Resource, str], None]
     removed: Callable[[Resource], None]
-    took: Callable[[Resource, float, str], None] = lambda *_: None  # seconds to load it, and why it was not, if so
+    took: Callable[[Resource, float, str], None] = lambda *_: None  # seconds of a load, and why it failed, if it did
 
 
 class Resources:
+    """Resources by kind and source, and which of them the shards have loaded."""
+
     def __init__(self, shards: Loader, told: Told) -> None:
         self._shards = shards
         self._told = told
-        self._numbers: dict[str, int] = {}  # the highest of each kind
+        self._numbers: dict[str, int] = {}  # highest number of each kind
         self._epoch: int | None = None
-        # As long as anybody has the resource its number is not given to another source.
+        # Weak references: a source keeps its number for as long as its resource is in use.
         self._known: WeakValueDictionary[tuple[str, str], Resource] = WeakValueDictionary()
         self._sources: WeakKeyDictionary[Resource, str] = WeakKeyDictionary()
-        self._here: dict[Resource, None] = {}  # as the core knows it
-        self._kept: dict[Resource, None] = {}  # what stays, whoever needs it
-        self._loads: OrderedDict[str, int] = OrderedDict()  # of adapters, by source; those loaded last at the end
+        self._here: dict[Resource, None] = {}  # loaded, as far as the scheduler knows
+        self._kept: dict[Resource, None] = {}  # never unloaded
+        self._loads: OrderedDict[str, int] = OrderedDict()  # number of loads by adapter source, the latest at the end
         self._tasks: set[asyncio.Task[None]] = set()
 
     def of(self, kind: str, source: str, takes: int = 0, *, stays: bool = False) -> Resource:
-        """The same for the same source."""
+        """Return the resource of a source: the same object for as long as it is in use."""
         resource = self._known.get((kind, source))
         if resource is None:
             number = self._numbers[kind] = self._numbers.get(kind, 0) + 1
@@ -66,18 +68,18 @@ class Resources:
         return resource
 
     def knows(self, kind: str, source: str) -> bool:
-        """Whether somebody needs it, or it is on the shards."""
+        """Return whether a request needs the resource or the shards hold it."""
         return (kind, source) in self._known
 
     def known(self, kind: str) -> Iterator[str]:
         return (source for of, source in self._known if of == kind)
 
     def num_loads(self, source: str) -> int:
-        """How often the adapter of this source came to the shards, as far as that is remembered."""
+        """Return how often the adapter of this source was loaded, of the last MOST_COUNTED adapters; else 0."""
         return self._loads.get(source, 0)
 
     async def keep(self, resource: Resource) -> str:
-        """Has it there from now on; returns why not, if so. Raises ShardsLost."""
+        """Load a resource for good; return why that failed, or an empty string. Raises ShardsLost."""
         assert self._epoch is not None
         reason = await self._load(resource, self._epoch)
         if not reason:
@@ -92,13 +94,13 @@ class Resources:
             self._start(work(move.resource, self._epoch))
 
     def lost(self, *, everything: bool) -> None:
-        """The epoch is over. `everything`: what was loaded is gone with the shards."""
+        """End the epoch. `everything`: the shards have also lost the loaded resources."""
         self._epoch = None
         if everything:
             self._here.clear()
 
     async def met(self, meeting: Meeting) -> None:
-        """The shards are there. What should be there is, afterwards, and nothing else."""
+        """Restore the resources after a handshake: unload those that should not be loaded, load missing ones."""
         self._epoch = meeting.epoch
         strangers = meeting.leftovers - self._here.keys() - self._kept.keys()
         for stranger in strangers:
@@ -117,7 +119,7 @@ class Resources:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # -- the inside
+    # -- internals
 
     async def _load(self, resource: Resource, epoch: int) -> str:
         began, source = now(), self._sources[resource]
@@ -133,11 +135,11 @@ class Resources:
         try:
             reason = await self._load(resource, epoch)
         except ShardsLost:
-            return  # the engine hears of it, too, and calls `lost`
+            return  # the engine gets the loss as well, and calls `lost`
         if reason:
             await self._unload(resource)  # from the ranks that have it
         if epoch != self._epoch:
-            return  # whatever it says, it is asked for again
+            return  # whatever the result, the resource is loaded again in the new epoch
         if reason:
             self._here.pop(resource, None)
             self._told.failed(resource, reason)
@@ -151,7 +153,7 @@ class Resources:
             self._told.removed(resource)
 
     async def _unload(self, resource: Resource) -> None:
-        """Who does not have it says so, which is no matter."""
+        """Unload on all ranks. Ignores the errors of ranks that do not hold the resource."""
         if self._epoch is not None:
             with suppress(ShardsLost):
                 await self._shards.unload(wire.unload_request(resource, self._epoch))

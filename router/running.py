@@ -1,7 +1,7 @@
-"""The batches being decoded and the cache blocks they hold: entering, growing, yielding, leaving.
+"""Running batches and the cache blocks that they hold: entry, growth, preemption and removal of sequences.
 
-Knows nothing of time, prompts' turns or answers. A sequence leaves its batch here first; the Filter that tells the
-shards is owed until the next message, which also precedes any new use of the blocks.
+A sequence leaves its batch here first. The shards get a Filter with the next message (`owed_filters`), so before its
+blocks are used by any other sequence.
 """
 
 from collections import Counter
@@ -18,11 +18,13 @@ from router.policy import Policy
 from router.request import Tenant
 from router.sequence import Sequence, State
 
-# The names of the blocks that tokens fill, from the name of the block before, the tokens and a block's size.
+# (hash of the block before, tokens, block size) -> hashes of the full blocks.
 Hasher = Callable[[bytes, Rows[int], int], Rows[bytes]]
 
 
 class Running:
+    """Running sequences in their batches, and the blocks allocated to them."""
+
     def __init__(self, policy: Policy, blocks: Blocks, tokens_per_step: int, hasher: Hasher = block_hashes) -> None:
         self.policy = policy
         self.blocks = blocks
@@ -30,7 +32,7 @@ class Running:
         self.batches: list[Batch] = []
         self._tokens_per_step = tokens_per_step
         self._numbers = count(1)
-        self._ending: dict[int, Sequence] = {}  # left their batch, and hold blocks that others may soon share
+        self._ending: dict[int, Sequence] = {}  # left their batch, hold blocks to publish once they are answered
 
     def __len__(self) -> int:
         return sum(len(batch) for batch in self.batches)
@@ -40,29 +42,32 @@ class Running:
             yield from batch
 
     def new_batch(self) -> Batch:
-        """A batch to enter; it exists when somebody has."""
+        """Return a new batch; it is registered when its first sequence enters."""
         return Batch(next(self._numbers))
 
     # -- entering
 
     def whole(self, sequence: Sequence) -> int:
-        """Blocks that hold the sequence at its greatest length: the last token generated is never computed, and a
-        step that may yield several tokens needs places for all of them."""
+        """Return the number of blocks that the sequence needs at its greatest length.
+
+        The last generated token is never computed and needs no slot; a step that may produce several tokens needs
+        slots for all of them.
+        """
         spare = self.policy.look_ahead * (self._tokens_per_step - 1)
         return self.blocks.places(max(len(sequence.request.prompt), sequence.request.max_length - 1 + spare))
 
     def has_room(self, sequence: Sequence) -> bool:
-        """A newcomer leaves a reserve free, so that those who run can grow for a while; an empty house takes any."""
+        """Return whether a new sequence fits beside a reserve for the growth of running ones; none if nothing runs."""
         if len(self) >= self.policy.max_batch_size:
             return False
         return self._missing_blocks(sequence, len(self)) <= 0 and self._can_all_end(sequence)
 
     def may_enter_again(self, sequence: Sequence) -> bool:
-        """One that left a moment ago, and needs no reserve beside it."""
+        """Return whether a sequence that has just left fits again; no reserve is kept."""
         return self._wanted(sequence) <= self.blocks.num_free
 
     def _missing_blocks(self, newcomer: Sequence, num_running: int) -> int:
-        """How many more would have to be free for it to enter beside so many."""
+        """Return how many free blocks are missing for `newcomer` to enter beside `num_running` others; <= 0: none."""
         if not num_running:
             return self._at_entry(newcomer) - self.blocks.num_free
         reserve = max(ceil(self.policy.reserve * self.blocks.count), num_running)
@@ -84,24 +89,24 @@ class Running:
                         sequence.computed)
 
     def pass_through(self, sequence: Sequence) -> Newcomer:
-        """It takes part in one step, beside all batches, and holds nothing."""
+        """Run a sequence in a single pooling step: it enters no batch and holds no blocks."""
         sequence.state = State.ENDING
         return Newcomer(sequence.number, sequence.request, (), ())
 
     def _wanted(self, sequence: Sequence) -> int:
-        """Blocks that it would take from those that are free: what it finds and others hold anyway costs nothing."""
+        """Return how many free blocks the sequence would use; cached blocks that others hold cost none."""
         cached = self.cached(sequence)
         return self._at_entry(sequence) - len(cached) + self.blocks.num_kept_of(cached)
 
     def _is_settled(self, sequence: Sequence) -> bool:
-        """It yielded often enough: it enters with all it can ever need, and stays."""
+        """Return whether the sequence was preempted `max_yields` times: it then enters with all its blocks, to stay."""
         return sequence.num_yields >= self.policy.max_yields
 
     def _at_entry(self, sequence: Sequence) -> int:
         return self.whole(sequence) if self._is_settled(sequence) else self.blocks.places(sequence.length)
 
     def _can_all_end(self, newcomer: Sequence) -> bool:
-        """Beside the settled ones, which give nothing back, the largest of the others can still run to its end."""
+        """Return whether the largest other sequence can still finish beside the settled ones, which free no blocks."""
         everyone = [*self, newcomer]
         settled = [s for s in everyone if self._is_settled(s)]
         if not settled:
@@ -109,29 +114,31 @@ class Running:
         largest = max((self.whole(s) for s in everyone if not self._is_settled(s)), default=0)
         return sum(map(self.whole, settled)) + largest <= self.blocks.count
 
-    # -- sharing what was computed
+    # -- prefix cache
 
     def cached(self, sequence: Sequence) -> list[int]:
-        """The blocks that stand in the cache already, if it entered now. Its last token is always computed: that is
-        what its next one comes from."""
+        """Return the cached blocks that the sequence could use if it entered now.
+
+        Its last token is always computed, because the next one is sampled from its logits.
+        """
         return self.blocks.find(islice(sequence.names, self._most_cached(sequence)))
 
     def num_cached(self, sequence: Sequence) -> int:
-        """Tokens of it that need not be computed, if it entered now."""
+        """Return how many of the sequence's tokens are cached, if it entered now."""
         return len(self.cached(sequence)) * self.blocks.size
 
     def waits_for_prefix(self, sequence: Sequence) -> bool:
-        """Somebody who runs computes the next block that it needs."""
+        """Return whether a running sequence is computing the next block that this one needs."""
         place = len(self.cached(sequence))
         return place < self._most_cached(sequence) and self.blocks.is_reserved(sequence.names[place])
 
     def _most_cached(self, sequence: Sequence) -> int:
-        """Whoever wants logprobs of its prompt computes all of it."""
+        """Return how many cached blocks the sequence may use: none if it wants prompt logprobs, which are computed."""
         most = min(len(sequence.names), (sequence.length - 1) // self.blocks.size)
         return 0 if sequence.request.prompt_logprobs or self.policy.recompute else most
 
     def publish(self, sequence: Sequence, filled: int) -> None:
-        """So many of its tokens stand in the cache: the blocks that are full may be shared."""
+        """Publish the sequence's full blocks, after its first `filled` tokens were computed."""
         first, end = sequence.num_published, filled // self.blocks.size
         if first < end and self._is_shared(sequence):
             self._name(sequence, end)
@@ -139,32 +146,34 @@ class Running:
             sequence.num_published = end
 
     def _publish_generated(self, sequence: Sequence) -> None:
-        """Once it leaves: while it runs nobody looks for what it says. Who has a token since it entered has all
-        before the last one in its blocks."""
+        """Publish the blocks of generated tokens when the sequence leaves: no request matches them while it runs.
+
+        If the sequence got a token since its entry, all its tokens before the last one are in its blocks.
+        """
         if sequence.blocks and sequence.length > sequence.given:
             self.publish(sequence, sequence.length - 1)
 
     def _name(self, sequence: Sequence, end: int) -> None:
-        """Its blocks before this one have names."""
+        """Compute the missing hashes of the sequence's first `end` blocks."""
         names, size = sequence.names, self.blocks.size
         if len(names) < end:
             before = names[-1] if names else sequence.request.namespace
             names += self._hasher(before, sequence.tokens(len(names) * size, end * size), size)
 
     def _is_shared(self, sequence: Sequence) -> bool:
-        """Whether others may find what it computes."""
+        """Return whether other sequences may share the blocks that this one computes."""
         return bool(sequence.request.namespace) and not self.policy.recompute
 
     def _unpublished(self, sequence: Sequence) -> Iterator[tuple[int, bytes]]:
-        """The blocks that its prompt will fill."""
+        """Return the blocks that its prefill will fill and that are not published yet, with their hashes."""
         last = min(len(sequence.names), sequence.given // self.blocks.size) if self._is_shared(sequence) else 0
         known = range(sequence.num_published, last)
         return ((sequence.blocks[index], sequence.names[index]) for index in known)
 
-    # -- growing and yielding
+    # -- growth and preemption
 
     def grow(self, ready: list[Sequence]) -> tuple[list[Grant], list[Sequence]]:
-        """Blocks for the tokens that a step of these may produce, and the sequences that yielded to make room."""
+        """Allocate blocks for the tokens of the next step; return the grants and the sequences preempted for them."""
         per_step, size = self._tokens_per_step, self.blocks.size
         wants = [(s, self._missing(s)) for s in ready
                  if s.length + (s.in_flight + 1) * per_step - 1 > len(s.blocks) * size]
@@ -195,22 +204,27 @@ class Running:
         return grants, yielded
 
     def _next_to_yield(self) -> Sequence:
-        """The latest of the lowest priority, never the first of all. Whoever asks comes before it or is it, since
-        wants are served in order of rank; so nothing is taken back that was granted in this step."""
+        """Return the sequence to preempt: the last in rank, but never the first of all.
+
+        Blocks are granted in order of rank, so the preempted sequence is the requesting one or one behind it, and no
+        block granted for this step is taken back.
+        """
         first = min(sequence.rank for sequence in self)
         candidates = [s for s in self if s.rank != first and not self._is_settled(s)]
         assert candidates, "the first sequence does not fit beside the settled ones"
         return max(candidates, key=lambda sequence: sequence.rank)
 
     def has_less_than_its_share(self, tenant: Tenant) -> bool:
-        """Even with one more it runs no more, for its weight, than somebody else with one less."""
+        """Return whether the tenant with one more sequence runs, per weight, no more than another with one less."""
         counts = Counter([sequence.request.tenant for sequence in self])
         more = (counts.pop(tenant, 0) + 1) / tenant.weight
         return any((count - 1) / other.weight >= more for other, count in counts.items())
 
     def make_way(self, newcomer: Sequence) -> list[Sequence]:
-        """Who should yield so that a tenant which has less than its share of those who run can have one more: the
-        latest of tenants that still have no less afterwards. Nobody, if that makes no room."""
+        """Return the sequences to preempt so that a tenant below its share can run `newcomer`; none if that fails.
+
+        They are the last in rank of the tenants that run most per weight and still run no less afterwards.
+        """
         tenant, leaving = newcomer.request.tenant, list[Sequence]()
         if not self.has_less_than_its_share(tenant):
             return []
@@ -235,18 +249,22 @@ class Running:
                 and self._can_all_end(newcomer))
 
     def give_back(self, sequence: Sequence) -> None:
-        """It yields: leaves its batch, its blocks are free, and it waits again once the tokens under way are there."""
+        """Preempt the sequence: it frees its blocks, and is queued again once its tokens in flight are answered."""
         self.leave(sequence, State.YIELDING)
         sequence.num_yields += 1
 
     def leave(self, sequence: Sequence, state: State) -> None:
-        """Its blocks may be taken from the next message on, which also tells the shards."""
+        """Remove the sequence from its batch and free its blocks; the next message removes it on the shards."""
         next(batch for batch in self.batches if sequence in batch).remove(sequence)
         sequence.state = state
         self.free(sequence)
 
     def leave_ending(self, sequence: Sequence) -> None:
-        """Its last tokens are under way. What they fill is shared once they are answered, unless others need room."""
+        """Remove a sequence whose last tokens are in flight.
+
+        If these tokens fill another block, the sequence holds its blocks until they are answered, to publish it then;
+        `grow` frees them earlier if blocks run short.
+        """
         next(batch for batch in self.batches if sequence in batch).remove(sequence)
         sequence.state = State.ENDING
         last = sequence.length + sequence.in_flight * self._tokens_per_step - 1
@@ -257,17 +275,17 @@ class Running:
             self.free(sequence)
 
     def free(self, sequence: Sequence) -> None:
-        """Whatever blocks it holds."""
+        """Free the blocks that the sequence holds, if any; full ones are published."""
         self._publish_generated(sequence)
         for block, name in self._unpublished(sequence):
             self.blocks.release(block, name)
         self.blocks.give_back(sequence.forget_cache())
         self._ending.pop(sequence.number, None)
 
-    # -- telling the shards
+    # -- messages for the shards
 
     def concat(self) -> tuple[int, ...]:
-        """Join all batches into the first; returns their numbers."""
+        """Join all batches into the first; return their numbers."""
         numbers = tuple(batch.number for batch in self.batches)
         for other in self.batches[1:]:
             self.batches[0].absorb(other)

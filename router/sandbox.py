@@ -1,10 +1,9 @@
-"""Chat templates as what they are: programs in jinja2 that others wrote, run within bounds.
+"""Sandbox for chat templates: jinja2 programs written by others, run within bounds.
 
-Bounded are the length of the text, and of every text, list and number on the way that comes of adding, joining,
-multiplying or raising to a power (MOST_CHARACTERS); the length of a range (100,000, by jinja2's sandbox); and the time
-of the processor (MOST_SECONDS), which is looked at in every pass of a loop, at every call, and for every item that
-`map`, `select` and their like go through. What one filter or method does by itself is not looked at. Knows nothing of
-messages.
+Bounded are the length of the output, and of every intermediate text, list and number that results from an addition,
+concatenation, multiplication or power (MOST_CHARACTERS); the length of a range (100,000, by jinja2's sandbox); and the
+CPU time (MOST_SECONDS), which is checked in every iteration of a loop, at every call, and for every item that `map`,
+`select` and similar filters process. The work inside a single filter or method is not bounded.
 """
 
 import json
@@ -27,24 +26,24 @@ from jinja2.visitor import NodeTransformer
 from router.errors import TemplateFailed
 
 MOST_CHARACTERS = 10_000_000  # more than the longest context of any model
-BIT = 1000  # a bit of a number counts as so many characters: to compute with long ones takes long
-MOST_SECONDS = 0.5  # so that whoever asks hears within a second
-END = "the end of its time"  # a variable of the template that no template can name
+BIT = 1000  # characters that one bit of an integer counts as, since arithmetic on long integers is slow
+MOST_SECONDS = 0.5  # of CPU time, so that a client gets the error within a second
+END = "the end of its time"  # context variable of the deadline; not an identifier, so no template can use it
 
 
 class Program:
-    """May be run by many threads. Whatever goes wrong is TemplateFailed, also what is no program."""
+    """Template, compiled on first use; thread-safe. All errors, also those of syntax, are raised as TemplateFailed."""
 
     def __init__(self, source: str) -> None:
         self._source = source
 
     def run(self, given: Mapping[str, Any], end: float) -> str:
-        """The text that it makes of what it is given, by the `end` of its time."""
+        """Render with the variables `given`; `end` is the deadline, from `end_of_time`."""
         try:
             return "".join(bounded(self._template.generate({**given, END: end})))
         except TemplateFailed:
             raise
-        except Exception as error:  # of a program that others wrote
+        except Exception as error:  # a template written by others may raise anything
             raise failed(error) from None
 
     def names(self, variable: str) -> bool:
@@ -63,7 +62,7 @@ class Program:
 
 
 def end_of_time() -> float:
-    """Of a run that begins now, in this thread."""
+    """Return the deadline of a run that begins now, in CPU time of this thread."""
     return thread_time() + MOST_SECONDS
 
 
@@ -76,7 +75,7 @@ def bounded(pieces: Iterable[str]) -> Iterator[str]:
 
 
 class Generation(Extension):
-    """`{% generation %}` marks what a model said, for training. Here it changes nothing."""
+    """Extension for `{% generation %}`, which marks a model's answers for training and has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
 
@@ -86,7 +85,7 @@ class Generation(Extension):
 
 
 def next_pass() -> None:
-    """Called at the beginning of every pass of a loop, for what `Sandbox.call` does before."""
+    """Do nothing. Templates call this in every iteration of a loop, so that `Sandbox.call` checks the time."""
 
 
 def joined(*parts: Any) -> str:
@@ -96,7 +95,7 @@ def joined(*parts: Any) -> str:
 
 
 class Named(Namespace):
-    """Jinja2's `namespace`, without names that mean something to Python: it could pass for something else."""
+    """Jinja2's `namespace` without attributes that are special in Python: it could pass for another type."""
 
     def __init__(self, /, *args: Any, **given: Any) -> None:
         named = dict(*args, **given)
@@ -110,7 +109,7 @@ class Named(Namespace):
 
 
 class Dictionary:
-    """What templates call `dict`. By the type itself they could change what they were given."""
+    """Replacement of `dict` in templates: through the type itself, templates could modify their arguments."""
 
     fromkeys = staticmethod(dict.fromkeys)
 
@@ -119,7 +118,7 @@ class Dictionary:
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """With the functions that transformers gives to templates, and with bounds."""
+    """Environment with the functions that transformers provides to templates, and with bounds."""
 
     intercepted_binops = frozenset({"+", "*", "**"})
     next_pass, joined = staticmethod(next_pass), staticmethod(joined)
@@ -141,7 +140,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_filter(self, name: str, value: Any, args: Sequence[Any] | None = None,  # noqa: PLR0917 - jinja2's
                     kwargs: Mapping[str, Any] | None = None, context: Context | None = None,
                     eval_ctx: EvalContext | None = None) -> Any:
-        """Of one item: filters and tests that stand in a template by themselves do not come here."""
+        """Check the time for one item of `map` or `select`. A filter or test used directly is not called this way."""
         check_time(context)
         return super().call_filter(name, value, args, kwargs, context, eval_ctx)
 
@@ -157,7 +156,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class Watched(NodeTransformer):
-    """A parsed template, so changed that loops and joins pass through the sandbox."""
+    """Transformer of a parsed template that makes loops and concatenations call the sandbox."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - jinja2's names
         self.generic_visit(node)
@@ -172,13 +171,13 @@ class Watched(NodeTransformer):
 
 
 def called(place: nodes.Node, name: str, args: list[nodes.Expr] | None = None) -> nodes.Call:
-    """A call of one of the sandbox's own functions."""
+    """Return the node of a call of one of the sandbox's own functions."""
     function = nodes.EnvironmentAttribute(name, lineno=place.lineno)
     return nodes.Call(function, args or [], [], None, None, lineno=place.lineno)
 
 
 def size_of_result(operator: str, left: Any, right: Any) -> int:
-    """In characters or entries; 0 where nothing can grow."""
+    """Return the size of an operation's result in characters or entries; 0 if it cannot grow."""
     match operator, left, right:
         case "**", int(), int():
             return left.bit_length() * right * BIT
@@ -212,18 +211,18 @@ def check_name(name: object) -> None:
 
 
 def raise_exception(message: object) -> None:
-    """How a template says that it does not take these messages."""
+    """Raise TemplateFailed. Templates call this to reject messages."""
     raise TemplateFailed(told(str(message)))
 
 
 def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
            separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
-    """Without jinja2's escapes for HTML."""
+    """Return JSON without jinja2's escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005 - the day where the server stands
+    return datetime.now().strftime(form)  # noqa: DTZ005 - the server's local time
 
 
 def failed(error: Exception) -> TemplateFailed:

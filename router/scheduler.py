@@ -1,9 +1,9 @@
-"""The core: who waits, who runs, what the next step is, what an answer means. Pure state.
+"""The scheduler: plans steps from the waiting and running sequences and applies the shards' answers. Pure state.
 
-No clock, randomness, I/O or asyncio: time is an argument, messages and events are results. The engine calls in and
-carries out. `plan` may be called ahead of answers (`look_ahead`): what is under way is counted as done wherever that
-can be foreseen, and what cannot be foreseen (an end token, a stop string, a client that leaves) costs at most the
-tokens under way, which nobody sees.
+No clock, randomness, I/O or asyncio: time is an argument, messages and events are return values, and the engine does
+the I/O. `plan` may be called before earlier steps are answered (`look_ahead`): a step in flight counts as done as far
+as its result is predictable. An end that is not predictable (an end token, a stop string, a client that disconnects)
+wastes at most the tokens in flight, which are discarded.
 """
 
 from collections import deque
@@ -37,11 +37,13 @@ from router.under_way import Step, numbers
 
 
 class Scheduler:
+    """Public interface of the core. Its methods return events or messages, and never wait."""
+
     def __init__(self, policy: Policy, facts: ModelFacts, hasher: Hasher = block_hashes) -> None:
         self.policy = policy
         self._hasher = hasher
         self.costs = CostModel.measured(facts.measurements)
-        self._present = set[Resource]()  # what the shards have, and newcomers may use
+        self._present = set[Resource]()  # loaded on every shard, and open to new sequences
         self._queue, self._trials, self._shares = Queue(self._present), Trials(), Shares()
         self._forecast = Forecast(policy, facts.num_blocks * facts.block_size, self.costs)
         self._admission = Admission(policy, self._queue, self._shares, self._forecast)
@@ -51,12 +53,12 @@ class Scheduler:
         self.sequences = Register(self._queue, self._trials, self._shares, self._forecast, self._residents)
         self._answers = Answers(self.sequences, self._shares, self._trials)
         self._epoch: int | None = None
-        self._now = 0.0  # of the plan that is being made
+        self._now = 0.0  # time of the last call of `plan` that drafted a step
         self._facts = facts
         self._start_empty()
 
     def _start_empty(self) -> None:
-        """Nothing runs and every block is free."""
+        """Reset the state that mirrors the shards: nothing runs, every block is free. The queue is kept."""
         facts = self._facts
         blocks = Blocks(facts.num_blocks, facts.block_size)
         self.running = Running(self.policy, blocks, facts.tokens_per_step, self._hasher)
@@ -70,7 +72,7 @@ class Scheduler:
         self._answers.start_empty(self.running)
         self._residents.start_empty(facts.adapter_bytes)
         self._order = 0
-        self._answered_at: float | None = None  # when the step before was answered, if others were under way then
+        self._answered_at: float | None = None  # time of the last answer, if other steps were in flight then
 
     @property
     def num_in_flight(self) -> int:
@@ -98,15 +100,15 @@ class Scheduler:
 
     @property
     def last_load(self) -> Load:
-        """What the step that was planned last consists of, for those who must say how long it takes."""
+        """Load of the step planned last; a simulation computes the step's duration from it."""
         return (self._in_flight[-1].load if self._in_flight else None) or Load()
 
     def story(self, number: int) -> Story:
-        """Of a sequence that is not over; it goes on being told there."""
+        """Return the timeline of an unfinished sequence; it is updated until the sequence ends."""
         return self.sequences[number].story
 
     def cancel(self, number: int, now: float) -> list[Event]:
-        """The client is gone, wherever its sequence stands; its blocks are free with the next message sent."""
+        """End a sequence in any state, because its client left. Its blocks are free with the next message sent."""
         sequence = self.sequences.get(number)
         if sequence is not None:
             self.sequences.end(sequence, now)
@@ -114,7 +116,7 @@ class Scheduler:
 
     @property
     def wake_at(self) -> float | None:
-        """When `expire` has something to do, if nothing else happens before."""
+        """Time at which `expire` must be called if nothing else happens before; None if no timer runs."""
         moments = (self.sequences.wake_at, self._residents.wake_at, self._groups.wake_at)
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -126,7 +128,7 @@ class Scheduler:
         return events
 
     def hold(self, number: int, now: float) -> list[Event]:
-        """The client does not read: the sequence gives its blocks back and waits until `resume`."""
+        """Suspend a sequence whose client does not read: it frees its blocks and waits until `resume`."""
         sequence = self.sequences.get(number)
         if sequence is not None:
             sequence.held = True
@@ -146,38 +148,38 @@ class Scheduler:
     # -- adapters and grammars
 
     def available(self, resource: Resource, now: float) -> list[Event]:
-        """Every rank has loaded it; requests that need it may start."""
+        """Record that every rank has loaded the resource: requests that need it may start."""
         self._residents.came(resource, now)
         return []
 
     def unavailable(self, resource: Resource, reason: str, now: float) -> list[Event]:
-        """It is not to be had; whoever needs it fails."""
+        """Record that the resource cannot be loaded: all requests that need it fail."""
         self._residents.gone(resource, now)
         failed: list[Event] = [self.sequences.fail(s, reason, now) for s in self.sequences.who_needs(resource)]
         self._queue.unwish(resource)
         return failed
 
     def removed(self, resource: Resource, now: float) -> list[Event]:
-        """No rank has it any more, as we wished."""
+        """Record that every rank has unloaded the resource, after a `Remove`."""
         self._residents.gone(resource, now)
         return []
 
     def want(self, resource: Resource, now: float) -> list[Event]:  # noqa: ARG002
-        """It should be loaded, though no request needs it."""
+        """Load the resource even if no request needs it."""
         self._residents.want(resource)
         return []
 
     def drop(self, resource: Resource, now: float) -> list[Event]:  # noqa: ARG002
-        """Nobody should come for it any more: it leaves as soon as nobody in the house needs it."""
+        """Unload the resource as soon as no unfinished request needs it."""
         self._residents.drop(resource)
         return []
 
     def has(self, resource: Resource) -> bool:
-        """Whether newcomers may start with it."""
+        """Return whether new sequences may start with the resource."""
         return resource in self._present
 
     def misfit(self, resource: Resource) -> str:
-        """Why it can never come to the shards, or nothing."""
+        """Return why the resource can never be loaded, or an empty string if it can."""
         return self._residents.misfit(resource)
 
     @property
@@ -185,19 +187,19 @@ class Scheduler:
         return self._residents.adapters
 
     def moves(self, now: float) -> list[Move]:  # noqa: ARG002
-        """What the shards should load and unload, each told once."""
+        """Return the loads and unloads that the shards should do; each is returned once."""
         moves, self._residents.moves = self._residents.moves, []
         return moves
 
     def _used(self) -> set[Resource]:
-        """By those who run, or whose steps are under way."""
+        """Return the resources needed by running sequences and by steps in flight."""
         members = [*self.running, *(sequence for step in self._in_flight for sequence in step.members)]
         return {need for sequence in members for need in sequence.request.needs}
 
     # -- steps
 
     def plan(self, now: float) -> Plan | None:
-        """The messages of the next step, or nothing: there is nothing to do, or enough is under way."""
+        """Return the messages of the next step; None if there is nothing to do or enough steps are in flight."""
         if self._epoch is None:
             return None
         self._residents.arrange(now, self._used)
@@ -225,8 +227,11 @@ class Scheduler:
         return Plan(self._epoch, self._order, tuple(messages), members, expects, seconds)
 
     def complete(self, order: int, answer: Answer, stopped: Mapping[int, int], now: float) -> list[Event]:
-        """The answer to the oldest plan. `stopped` names sequences whose text just met a stop string, and how many of
-        this answer's tokens count."""
+        """Apply the answer to the oldest plan in flight; ignore an answer to any other.
+
+        `stopped` maps the sequences whose text has just reached a stop string to the number of this answer's tokens
+        that count.
+        """
         if answer.epoch != self._epoch or not self._in_flight or self._in_flight[0].order != order:
             return []
         step = self._in_flight.popleft()
@@ -238,7 +243,7 @@ class Scheduler:
     # -- shards
 
     def shards_lost(self, now: float, loss: Loss) -> list[Event]:
-        """Everything that the shards held is gone. Who was on the way goes back to the queue with its tokens."""
+        """Return all sequences to the queue with their tokens, because the shards lost their state; fail the guilty."""
         steps = list(self._in_flight)
         self._epoch = None
         self._start_empty()
@@ -253,7 +258,7 @@ class Scheduler:
         return [self.sequences.fail(sequence, why, now) for sequence, why in guilty]
 
     def shards_ready(self, facts: ModelFacts, epoch: int, now: float) -> list[Event]:
-        """The shards are empty and wait for the first message of this epoch."""
+        """Start an epoch: the shards are empty and wait for its first message."""
         self._facts, self._epoch = facts, epoch
         self._start_empty()
         for sequence in self._queue:
@@ -261,14 +266,17 @@ class Scheduler:
         return self._fail_misfits(list(self._queue), now)
 
     def _shrink(self) -> bool:
-        """Steps have half as many tokens from now on, unless there would be no room for a prompt beside all others."""
+        """Halve the prompt tokens per step, but keep room for one block of a prompt beside a full batch of decodes.
+
+        Return whether the limit fell.
+        """
         tokens = self.policy.max_prefill_tokens
         fewer = max(tokens // 2, self.policy.max_batch_size + self._facts.block_size)
         if fewer < tokens:
             self.policy = replace(self.policy, max_prefill_tokens=fewer)
         return fewer < tokens
 
-    # -- what the steps may use
+    # -- for the step policies (see `House` in steps.py)
 
     def next_wish(self) -> Wish:
         return self._turns.wish(self._now)
@@ -277,12 +285,12 @@ class Scheduler:
         return self._turns.next(self._now, wish)
 
     def num_startable(self) -> int:
-        """Who would join the batch, and waits for nothing but room in it."""
+        """Return how many text sequences wait for nothing but room in the batch."""
         return sum(not sequence.held and sequence.request.wish is Wish.TEXT
                    for tenant in self._queue.tenants for sequence in self._queue.of(tenant))
 
     def num_with_room(self) -> int:
-        """Return how many of those who wait would find room in the batch and in the cache, by their mean length."""
+        """Return how many waiting sequences fit into the batch and the cache, estimated from their mean length."""
         demand, blocks = self._queue.demand, self.running.blocks
         if not demand.count:
             return 0
@@ -290,11 +298,11 @@ class Scheduler:
         return max(0, min(self._queue.num_able, fit, self.policy.max_batch_size - len(self.running)))
 
     def num_embeds(self) -> int:
-        """Return how many texts wait to be run as a whole."""
+        """Return how many requests for embeddings or labels wait."""
         return self._queue.num_embeds
 
     def take(self, newcomer: Sequence) -> None:
-        """It starts."""
+        """Start a waiting sequence: take it off the queue and record its wait. The caller adds it to the step."""
         self._queue.remove(newcomer)
         self._residents.started(newcomer)
         self._groups.joined(newcomer)
@@ -305,7 +313,7 @@ class Scheduler:
         newcomer.story.turn(Cause.PREFILL, self._now)
 
     def turn_away(self, newcomer: Sequence) -> None:
-        """This step has no tokens left for it."""
+        """Record that the step's token budget has no room for the sequence."""
         self._turns.turn_away(newcomer, Cause.BUDGET, self._now)
 
     def wait_again(self, yielded: list[Sequence]) -> None:
@@ -314,22 +322,22 @@ class Scheduler:
             self.sequences.wait_once_answered(sequence)
         self._turns.add_yielded(yielded)
 
-    # -- the inside
+    # -- internals
 
     def _make_way(self) -> None:
-        """A tenant that runs less than its share does not wait for others to end."""
+        """Preempt sequences of other tenants so that a tenant below its share need not wait for them to end."""
         leaving = self._turns.below_its_share(self._now)
         for sequence in leaving:
             self.running.give_back(sequence)
         self.wait_again(leaving)
 
     def _leave_foreseen_ends(self) -> None:
-        """Who reaches its length limit with the tokens under way takes no part in another step."""
+        """Remove sequences from their batches that reach their length limit with the tokens in flight."""
         for sequence in [s for s in self.running if s.tokens_left <= 0]:
             self.running.leave_ending(sequence)
 
     def _learn_pace(self, load: Load, crowded: bool, now: float) -> None:
-        """How fast steps follow each other while there is always one under way."""
+        """Learn the interval between two answers, if a step was in flight all the time in between."""
         if self._answered_at is not None:
             self._forecast.step_took(now - self._answered_at, load.chunk_tokens, crowded=crowded)
         self._answered_at = now if self._in_flight else None
@@ -343,7 +351,7 @@ class Scheduler:
         return [self.sequences.fail(s, why, now) for s in sequences if (why := self._misfit(s))]
 
     def _misfit(self, sequence: Sequence) -> str:
-        """Why it can never run, or nothing."""
+        """Return why the sequence can never run, or an empty string if it can."""
         blocks, length, most = self.running.blocks, sequence.request.max_length, self.policy.max_prefill_tokens
         if sequence.request.wish is not Wish.TEXT:
             if length > most:

@@ -1,6 +1,6 @@
-"""One request on its way: tokens so far, blocks held, how much of it the shards were told to compute.
+"""State of one request being served: tokens so far, blocks held, tokens sent to the shards for computation.
 
-State only; who changes it and why stands in `running.py` and `scheduler.py`.
+The rules by which this state changes are in `running.py` and `scheduler.py`.
 """
 
 from collections.abc import Sequence as Rows
@@ -15,11 +15,11 @@ SECONDS_PER_PRIORITY = 10.0
 
 
 class State(Enum):
-    WAITING = auto()  # in the queue, holds nothing
+    WAITING = auto()  # in the queue, holds no blocks
     RUNNING = auto()  # in a batch
-    YIELDING = auto()  # left its batch, waits for tokens under way and then again in the queue
-    ENDING = auto()  # left its batch, or was in none: what is under way is the last of it
-    OVER = auto()  # its terminal event was given
+    YIELDING = auto()  # left its batch; returns to the queue once its tokens in flight are answered
+    ENDING = auto()  # left its batch, or was in none (pooling): the steps in flight are its last
+    OVER = auto()  # its terminal event was returned
 
 
 @dataclass(slots=True, eq=False)
@@ -30,22 +30,22 @@ class Sequence:
     generated: list[int] = field(default_factory=list)
     state: State = State.WAITING
     blocks: list[int] = field(default_factory=list)
-    length: int = field(init=False)  # prompt and generated; counted here, since every step asks for it
-    # Tokens it was sent with when it last entered a batch; it is ready when all of them are computed.
+    length: int = field(init=False)  # prompt and generated tokens; stored because every step reads it
+    # Number of tokens when it last entered a batch; it is ready to decode when all of them are computed.
     given: int = 0
-    # Tokens whose computing was sent, answered or not.
+    # Tokens sent to the shards for computation, answered or not.
     computed: int = 0
-    # Unanswered steps that will yield tokens for it.
+    # Unanswered steps that will produce tokens for it.
     in_flight: int = 0
-    # Full blocks of its own, from the first on, that others were told of, and the names of all that are known.
+    # Number of its leading blocks that are published in the prefix cache, and the hashes of all blocks hashed so far.
     num_published: int = 0
     names: list[bytes] = field(init=False)
-    paid: int = 0  # tokens whose computing its tenant was charged for
+    paid: int = 0  # prompt tokens that its tenant was charged for
     num_yields: int = 0
     num_deaths: int = 0
     held: bool = False  # its client does not read; it may not run
-    foreseen_wait: float | None = None  # when it came, until it starts
-    lacks: Resource | None = None  # while it waits: what it needs and is not on the shards
+    foreseen_wait: float | None = None  # seconds, predicted at its arrival without bias correction; None once started
+    lacks: Resource | None = None  # while it waits: the first resource it needs that is not loaded
     deadline: float = field(init=False)
     story: Story = field(init=False)
 
@@ -66,22 +66,22 @@ class Sequence:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens that may still be generated, those under way counted as one a step."""
+        """Number of tokens that may still be generated, after one for each step in flight."""
         return self.request.max_length - self.length - self.in_flight
 
     @property
     def rank(self) -> tuple[float, int]:
-        """Lower goes first: a level of priority is worth some seconds of age."""
+        """Sort key, lowest first: one level of priority equals SECONDS_PER_PRIORITY seconds of age."""
         return (self.arrival - SECONDS_PER_PRIORITY * self.request.priority, self.number)
 
     def forget_cache(self) -> list[int]:
-        """Nothing of it stands in the cache any more; returns the blocks it held."""
+        """Reset the fields about the cache; return the blocks that the sequence held."""
         blocks, self.blocks = self.blocks, []
         self.given = self.computed = self.num_published = 0
         return blocks
 
     def tokens(self, start: int, end: int) -> list[int]:
-        """Of prompt and generated."""
+        """Return the tokens from `start` to `end`, counted over prompt and generated tokens."""
         prompt = self.request.prompt
         behind = len(prompt)
         return [*prompt[start:end], *self.generated[max(0, start - behind):max(0, end - behind)]]

@@ -1,6 +1,6 @@
-"""The ranks of one model as one object: the same bytes to every rank, and rank 0's answer.
+"""Group of all ranks of one model: sends the same bytes to every rank and returns rank 0's answer.
 
-Knows gRPC, not what messages mean. Whatever goes wrong on the way is a `ShardsLost` that says what kind of loss it is.
+Every failure is a `ShardsLost` with the kind of the loss.
 """
 
 import asyncio
@@ -21,25 +21,25 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A shard that is started anew listens at the same path: look often, it is cheap.
+    # A restarted shard listens at the same path: reconnect often, it is cheap.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 250),
-    # Every Shards has connections of its own, also to a path that another one of this process knew.
+    # Every Shards opens its own connections, even to a path that another one of this process has used.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 LOAD_TIMEOUT = 60.0  # for one adapter or grammar
 GONE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
-FIRST_WORD = 5.0  # seconds for a shard that listens to say that it does
-MUTE_AFTER = 5.0  # seconds without a connection after which it is looked at why there is none
+FIRST_WORD = 5.0  # seconds for the first health response of a shard that listens
+MUTE_AFTER = 5.0  # seconds without a connection before the socket is probed, and for the probe itself
 UNIX = "unix:"
-NO_SERVICE = b""  # a HealthCheckRequest that names none
+NO_SERVICE = b""  # a serialized HealthCheckRequest without a service name
 
 Call = Callable[..., Awaitable[Any]]
 
 
 class Rank:
-    """One shard process: a channel, its calls, and a line for the verbs that take steps."""
+    """Connection to one shard process: a channel, its unary calls, and a stream for the verbs of steps."""
 
     def __init__(self, address: str, on_gone: Callable[[], None], *, stream: bool) -> None:
         self._address = address
@@ -55,9 +55,9 @@ class Rank:
         self._line: Line | None = None
 
     def send(self, method: str, message: bytes, timeout: float) -> "asyncio.Future[Outcome]":
-        """A sealed message that has its place in the order; it is under way as soon as this returns."""
+        """Send a serialized message that has an `order` number, without waiting; return the future of its outcome."""
         if self._stream:
-            # Opened with the first message: a call that is cut off as it begins leaves gRPC's server with tasks.
+            # Opened with the first message: a call that is cancelled while it starts leaves tasks in gRPC's server.
             self._line = self._line or Line(self._channel)
             return self._line.send(message, timeout)
         return asyncio.ensure_future(self.call(method, message, timeout))
@@ -69,7 +69,10 @@ class Rank:
             return Trouble(error.code(), error.details() or "")
 
     async def ready(self) -> None:
-        """Waits until it listens, and watches it from then on: from its first word, or from when that is overdue."""
+        """Wait until the shard listens, and watch its health from then on.
+
+        Returns after the first health response, or after FIRST_WORD seconds without one.
+        """
         await self._connected()
         watch = self._watch(NO_SERVICE)
         word = asyncio.ensure_future(watch.read())
@@ -77,7 +80,10 @@ class Rank:
         await asyncio.wait([word], timeout=FIRST_WORD)
 
     async def _connected(self) -> None:
-        """However long a shard may load: what counts as hung is one that can be called and says nothing."""
+        """Wait for the connection, however long the shard loads its model. Raises ShardsLost if the shard is hung.
+
+        A shard counts as hung if it accepts connections and sends nothing.
+        """
         ready = asyncio.ensure_future(self._channel.channel_ready())
         try:
             while not (await asyncio.wait([ready], timeout=MUTE_AFTER))[0]:
@@ -87,8 +93,11 @@ class Rank:
             ready.cancel()
 
     async def _watch_over(self, watch: Any, word: "asyncio.Future[Any]") -> None:
-        """As long as this call is open the shard knows that its router is there, and we know that the shard is. A word
-        that is waited for is never given up: that would end the call."""
+        """Read health responses until the call ends, then report that the shard has gone.
+
+        The open call shows each side that the other is alive. A pending read is never cancelled: that would end the
+        call.
+        """
         with suppress(grpc.aio.AioRpcError):
             while await word is not grpc.aio.EOF:
                 word = asyncio.ensure_future(watch.read())
@@ -108,7 +117,7 @@ class Rank:
 
 
 class Answers:
-    """What is still to come from all ranks for messages that were sent together."""
+    """Pending outcomes, from all ranks, of messages that were sent together."""
 
     def __init__(self, messages: list[Any], outcomes: "list[asyncio.Future[Outcome]]", world_size: int) -> None:
         self._messages = messages
@@ -131,23 +140,25 @@ class Answers:
 
 
 class Shards:
+    """Connections to all ranks of one model."""
+
     def __init__(self, addresses: Iterable[str], transport: str = "stream") -> None:
-        self.on_gone: Callable[[], None] = lambda: None  # called when a rank does not listen any more
+        self.on_gone: Callable[[], None] = lambda: None  # called when a rank has gone
         self.addresses = tuple(addresses)
         self._stream = transport == "stream"
-        self.is_gone = False  # some rank is, since the last `connect`
+        self.is_gone = False  # whether a rank has gone since the last `connect`
         self._ranks: list[Rank] = []
-        self._num_connected = 0  # how often
+        self._num_connected = 0  # number of calls of `connect`
 
     @property
     def world_size(self) -> int:
         return len(self.addresses)
 
     async def connect(self) -> None:
-        """Waits until every rank listens."""
+        """Wait until every rank listens, and watch the health of all."""
         if not self._ranks:
             self._ranks = [Rank(address, self._note_gone, stream=self._stream) for address in self.addresses]
-        # All are watched anew: a watch from before may not have heard yet that its shard is gone.
+        # Restart all watches: an old one may not have noticed yet that its shard has gone.
         await asyncio.gather(*(rank.look_away() for rank in self._ranks))
         self.is_gone = False
         self._num_connected += 1
@@ -171,22 +182,29 @@ class Shards:
         await self._everywhere(pb.ResetRequest(epoch=epoch), timeout)
 
     async def load(self, request: pb.LoadRequest) -> str:
-        """Why some rank did not, or nothing. Raises ShardsLost when one is not there."""
+        """Load on all ranks; return why some rank failed, or an empty string. Raises ShardsLost if a rank has gone."""
         return await self._beside(request)
 
     async def unload(self, request: pb.UnloadRequest) -> str:
         return await self._beside(request)
 
     def send(self, messages: list[Any], timeout: float) -> "asyncio.Future[Any]":
-        """All messages to all ranks, none waiting for the one before. The result is rank 0's answer to the last of them
-        when every rank has answered all, also when one fails: a Reset that overtook what another rank still has before
-        it would leave the ranks at different places. Otherwise it is ShardsLost."""
+        """Send all messages to all ranks, without waiting for answers in between.
+
+        The future ends when every rank has answered every message, even if one fails: a Reset could otherwise overtake
+        messages that another rank has yet to process, and leave the ranks in different states. Its result is rank 0's
+        answer to the last message; after a failure it raises ShardsLost.
+        """
         sealed = [self._seal(message) for message in messages]
         outcomes = [rank.send(method, data, timeout) for rank in self._ranks for method, data in sealed]
         return Answers(messages, outcomes, self.world_size).last
 
     async def _beside(self, request: Message) -> str:
-        """What ranks do not do beside the steps ends no epoch. Who was lost may have a successor by now."""
+        """Send a message that is not part of a step; return why some rank failed, or an empty string.
+
+        Such an error does not end the epoch. Raises ShardsLost if a rank has gone, which is noted only if the ranks
+        were not connected again meanwhile.
+        """
         connected = self._num_connected
         troubles = [result for result in await self._of_all(request, LOAD_TIMEOUT) if isinstance(result, Trouble)]
         if any(trouble.code in GONE for trouble in troubles):
@@ -213,7 +231,7 @@ class Shards:
 
 
 async def together(all_of_them: list[Coroutine[Any, Any, None]]) -> None:
-    """With the first that fails the others are given up."""
+    """Run all coroutines; if one fails, cancel the others."""
     tasks = [asyncio.ensure_future(one) for one in all_of_them]
     try:
         await asyncio.gather(*tasks)
@@ -224,19 +242,19 @@ async def together(all_of_them: list[Coroutine[Any, Any, None]]) -> None:
 
 
 async def is_mute(address: str) -> bool:
-    """Whether a process has this socket open and does not use it: gRPC's servers speak first."""
+    """Return whether a process accepts connections at this socket and sends nothing: gRPC's servers send first."""
     if not address.startswith(UNIX):
         return False
     try:
         reader, writer = await asyncio.open_unix_connection(address.removeprefix(UNIX))
     except OSError:
-        return False  # nobody listens yet
+        return False  # no process listens yet
     try:
         await asyncio.wait_for(reader.read(1), MUTE_AFTER)
     except TimeoutError:
         return True
     except OSError:
-        pass  # it left
+        pass  # the process has ended
     finally:
         writer.close()
     return False

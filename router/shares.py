@@ -1,7 +1,7 @@
-"""What each tenant got of the shards: a virtual counter of cost over weight. Who has the smallest goes first.
+"""Fair shares of tenants: a virtual counter per tenant of cost (in tokens) over weight. The smallest goes first.
 
-A tenant that comes back after a time with nothing to do starts at the smallest counter of those who have: it saved up
-nothing. Knows nothing of queues or steps; costs are tokens.
+A tenant that returns after it had no requests starts at the smallest counter of the active tenants, so that idle time
+earns no credit.
 """
 
 from collections.abc import Iterable
@@ -15,14 +15,14 @@ PER_GENERATED_TOKEN = 2.0  # a prompt's token costs 1
 class Shares:
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}
-        self._present: dict[str, int] = {}  # sequences in the house
-        self.several = False  # whether there is anybody to be fair to
+        self._present: dict[str, int] = {}  # number of unfinished sequences; only of tenants that have any
+        self.several = False  # whether more than one tenant has unfinished sequences
 
     def num_present(self, tenant: Tenant) -> int:
         return self._present.get(tenant.name, 0)
 
     def enter(self, tenant: Tenant) -> None:
-        """One of its sequences came to the house."""
+        """Count a new sequence of this tenant."""
         if tenant.name not in self._present:
             least = min((self._counters[name] for name in self._present), default=0.0)
             self._counters[tenant.name] = max(self._counters.get(tenant.name, 0.0), least)
@@ -39,8 +39,10 @@ class Shares:
         self._counters[tenant.name] += cost / tenant.weight
 
     def charge_prompt(self, sequence: Sequence, length: int) -> None:
-        """So many of its tokens will be computed. Each is paid once: what is computed anew after a yield or a loss is
-        nobody's wish."""
+        """Charge the tenant for the prompt tokens among the last `length` tokens sent to be computed.
+
+        Each prompt token is charged once: the tenant does not pay for recomputation after a preemption or a loss.
+        """
         end = min(sequence.computed, len(sequence.request.prompt))
         fresh = end - max(sequence.computed - length, sequence.paid)
         if fresh > 0:
@@ -49,5 +51,5 @@ class Shares:
                 self.charge(sequence.request.tenant, fresh)
 
     def order(self, tenants: Iterable[str]) -> list[str]:
-        """Whoever got least goes first, and among equals who asked for less."""
+        """Sort tenants by counter, then by number of unfinished sequences, smallest first."""
         return sorted(tenants, key=lambda name: (self._counters[name], self._present[name], name))

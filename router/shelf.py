@@ -1,7 +1,6 @@
-"""Where recordings are kept: files in a folder, named by time, of which the oldest leave.
+"""Folder of recordings: files named by time, of which the oldest are deleted.
 
-Writing takes a thread of its own and a second or two. Whatever goes wrong with it is a line in the log and nothing
-more. Knows nothing of when a recording is worth a file.
+Each file is written in a thread of its own, which takes a second or two. An error while writing is only logged.
 """
 
 import logging
@@ -17,7 +16,7 @@ from router.recorder import Segment
 from router.recording import header, write
 
 KEPT = 20
-RARELY = 600.0  # seconds between recordings that nobody asked for
+RARELY = 600.0  # least seconds between two automatic recordings
 
 log = logging.getLogger(__name__)
 
@@ -27,27 +26,27 @@ class Shelf:
         self._folder = folder
         self._config = config
         self._now = now
-        self._unasked: float | None = None  # when the last recording was put here that nobody asked for
+        self._unasked: float | None = None  # when the last automatic recording was begun
         self._writer: threading.Thread | None = None
 
     def put(self, segments: list[Segment], facts: ModelFacts, why: str) -> None:
-        """Begins to write; while another recording is being written, none."""
+        """Begin to write a recording, unless another one is being written."""
         if self._writer is not None and self._writer.is_alive():
             log.warning("a recording is being written already")
             return
-        # Not a daemon: a process that ends waits for what it has begun to write.
+        # Not a daemon thread: the process exits only when the recording has been written.
         self._writer = threading.Thread(target=self._write, args=(segments, facts, why), name="recording")
         self._writer.start()
 
     def put_unasked(self, segments: list[Segment], facts: ModelFacts, why: str) -> None:
-        """As `put`, but not often."""
+        """Write an automatic recording like `put`, but at most one in `RARELY` seconds."""
         now = self._now()
         if self._unasked is None or now - self._unasked >= RARELY:
             self._unasked = now
             self.put(segments, facts, why)
 
     def close(self) -> None:
-        """Waits until everything is written."""
+        """Wait until everything is written."""
         if self._writer is not None:
             self._writer.join()
 

@@ -1,7 +1,7 @@
-"""What a trace would have been like under other settings.
+"""Simulation of a trace under other settings.
 
-`python -P -m router.simulate JSON`, an object with the `trace`, a file; `like`, the recording whose shards and settings
-are assumed (the trace itself, if it is one); `settings`, those to be tried; and `seed`.
+`python -P -m router.simulate JSON`, an object with `trace`, a file; `like`, a recording whose shards and settings are
+assumed (by default the trace itself, if it is a recording); `settings`, the settings to try; and `seed`.
 """
 
 import json
@@ -24,7 +24,7 @@ from router.trace import Trace, read_trace
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Requests, and the server that they are imagined to meet."""
+    """Trace of requests, and the server that is simulated for it."""
 
     trace: Trace
     pace: Pace
@@ -43,7 +43,7 @@ class Case:
         return cls(wanted, pace, model.config, model.facts, seed)
 
     def under(self, settings: Mapping[str, Any]) -> Figures:
-        """Raises ValueError for settings that are none."""
+        """Simulate the trace with these settings changed. Raises ValueError for invalid settings."""
         config = RouterConfig(**asdict(self.config) | dict(settings))
         facts = self.facts
         if settings.get("max_batch_total_tokens"):
@@ -56,7 +56,7 @@ def flags(settings: Mapping[str, Any]) -> str:
 
 
 def flag(name: str, value: Any) -> str:
-    """As it is given on a command line."""
+    """Return a setting as a flag of the command line."""
     return f"--{'' if value else 'no-'}{name}" if isinstance(value, bool) else f"--{name} {value}"
 
 

@@ -1,7 +1,8 @@
-"""The real core under a virtual clock, against shards that are nothing but a pace: what would have been.
+"""Simulation of a trace: the real scheduler on a virtual clock, with shards that are nothing but a `Pace`.
 
-Requests come as in a trace and want as many tokens as they got; who waits, who runs and how long it takes is decided
-anew. Without clock, I/O and chance: the seed chooses where the recorded luck begins.
+Requests arrive as in the trace and generate as many tokens as they did there; which of them wait and run, and how long
+that takes, is decided by the scheduler again. A simulation is deterministic: it uses no clock, I/O or randomness, and
+the seed chooses where the replay of the recorded noise begins.
 """
 
 import heapq
@@ -31,20 +32,22 @@ class UnderWay:
 
 
 class Simulation:
+    """Event loop of one simulated run."""
+
     def __init__(self, policy: Policy, facts: ModelFacts, trace: Trace, pace: Pace, seed: int = 0) -> None:
         self.figures = Figures()
         self.now = 0.0
         self._luck = Luck(pace, seed)
-        # Several tokens a step are not foreseen: a pace does not tell how many.
+        # Several tokens per step are not simulated: a `Pace` does not hold their number.
         facts = replace(facts, tokens_per_step=1)
         self._core = Scheduler(policy, facts, trace.hasher())
         self._core.costs = CostModel(pace.coefficients)
         self._core.shards_ready(facts, EPOCH, self.now)
-        self._wanted: dict[int, int] = {}  # tokens that a sequence still gets
+        self._wanted: dict[int, int] = {}  # tokens that each sequence has yet to generate
         self._under_way: deque[UnderWay] = deque()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._tickets = count()
-        self._busy = 0.0  # until then the router attends to requests, and asks for no plan
+        self._busy = 0.0  # until when the router handles requests and asks for no plan
         for resource in {resource for arrival in trace.arrivals for resource in arrival.request.needs}:
             self._core.available(resource, self.now)
         for arrival in trace.arrivals:
@@ -62,7 +65,7 @@ class Simulation:
         heapq.heappush(self._agenda, (time, next(self._tickets), action))
 
     def _next_moment(self) -> tuple[float, Callable[[], None]] | None:
-        """What happens next: somebody comes or leaves, an answer is there, or time alone changes something."""
+        """Return the next event: a request arrives or is cancelled, a step is answered, or `expire` is due."""
         moments: list[tuple[float, Callable[[], None]]] = []
         if self._agenda:
             moments.append((self._agenda[0][0], self._act))
@@ -111,7 +114,7 @@ class Simulation:
         self._forget(events)
 
     def _forget(self, events: list[Event]) -> None:
-        """Whoever got a terminal event."""
+        """Drop the sequences that got a terminal event."""
         for event in events:
             if not isinstance(event, Entered | Refused | Produced):
                 self._wanted.pop(event.sequence, None)

@@ -1,8 +1,8 @@
-"""The whole core as it stands, taken fast: bytes that are kept in memory and never written.
+"""Fast snapshot of the whole scheduler: pickled bytes that are kept in memory and never written to a file.
 
-They hold every field of every object that can be reached, so that nothing is forgotten when the core gets a new one;
-tokens alone are left out, of prompts and of what was generated, whose numbers are kept. `graph.py` makes JSON of a core
-that is restored. Only what this process took is restored here, nothing that comes from a file.
+A snapshot holds every field of every reachable object, so that a new field cannot be forgotten. Only the tokens of
+prompts and outputs are left out; their number is kept. `graph.py` makes JSON of a restored scheduler. Only snapshots of
+this process are unpickled, never data from a file.
 """
 
 import copyreg
@@ -27,7 +27,7 @@ values_of = attrgetter(*SEQUENCE)
 
 
 class Tokens:
-    """In the place of a list of tokens: how many there are."""
+    """Length of a token list, which is unpickled as that many `NOTHING`."""
 
     __slots__ = ("length",)
 
@@ -57,7 +57,10 @@ def reduce_count(counter: "count[int]") -> tuple[Any, ...]:
 
 
 def next_of(counter: "count[int]") -> int:
-    """What it will count next; to look at it any other way would move it on, or is going to be gone from Python."""
+    """Return the next value of a counter without advancing it.
+
+    Python offers no other way that lasts: `next` advances it, and support for copying and pickling it is being removed.
+    """
     return int(repr(counter)[len("count("):-1])
 
 
@@ -67,7 +70,7 @@ WITHOUT_SLOTS = {kind: reduce_any for kind in CLASSES.values() if has_dict(kind)
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     data: bytes
-    requests: Rows[Bare]  # not in the data, which refers to them by their place: they never change
+    requests: Rows[Bare]  # `data` refers to requests by index; they never change, so they are not pickled
 
 
 class Pickler(pickle.Pickler):
@@ -94,7 +97,7 @@ class Unpickler(pickle.Unpickler):
 
 
 def request_at(place: int) -> Request:
-    """Stands in the data for what an Unpickler puts there."""
+    """Name a request in pickled data; an `Unpickler` looks it up in its snapshot instead of calling this."""
     raise NotImplementedError
 
 
@@ -106,7 +109,7 @@ def take(core: Scheduler) -> Snapshot:
 
 
 def restore(snapshot: Snapshot) -> Scheduler:
-    """A core of its own, equal to the one that was taken but for the tokens."""
+    """Return an independent scheduler, equal to the one in the snapshot except for tokens."""
     core = Unpickler(snapshot).load()
     assert isinstance(core, Scheduler)
     return core

@@ -1,7 +1,6 @@
-"""One request as spans, told when it is over: itself, and beneath it what its time went to.
+"""OpenTelemetry spans of requests: one span per request, sent at its end, with a child span for each phase.
 
-Made of what is known of it anyway, under the names that OpenTelemetry has for generative models; never of its text.
-Knows neither HTTP nor how spans are sent.
+Attributes have the names of OpenTelemetry's conventions for generative AI. Spans never contain text of a request.
 """
 
 import time
@@ -16,12 +15,12 @@ from router.story import RUNNING, Cause
 from router.validation import Choice
 from shard.traces import Attributes, Sender, Span
 
-TEXT, CHAT, EMBEDDINGS = "text_completion", "chat", "embeddings"  # what is done, in OpenTelemetry's words
-LABELS = "token_classification"  # for which it has none
-QUEUE = "queue"  # waiting, whatever for
-MOST_TEXTS = 32  # of one request whose time is told of; thousands may be asked for
-MOST_PARTS = 100  # of one text; a client that hardly reads has it pause without end
-MOST_INTEGER = 2**63 - 1  # that OTLP can say
+TEXT, CHAT, EMBEDDINGS = "text_completion", "chat", "embeddings"  # OpenTelemetry's names of operations
+LABELS = "token_classification"  # OpenTelemetry has no name for this operation
+QUEUE = "queue"  # every kind of waiting
+MOST_TEXTS = 32  # sequences of one request that get child spans; a request may have thousands
+MOST_PARTS = 100  # child spans of one sequence; a slow reader may cause any number of pauses
+MOST_INTEGER = 2**63 - 1  # limit of OTLP
 REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "stop"}
 now = time.monotonic
 
@@ -31,7 +30,7 @@ Interval = tuple[Cause, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a request spent a time on."""
+    """Phase of a request, for a child span."""
 
     name: str
     began: float
@@ -40,14 +39,14 @@ class Part:
 
 
 class Spans:
-    """Begins what is told of a request."""
+    """Factory of the spans of requests."""
 
     def __init__(self, sender: Sender, model: str) -> None:
         self._sender = sender
         self._model = model
 
     def begin(self, operation: str, request_id: str, headers: Mapping[str, str], came: float) -> "Traced":
-        # Clocks of the system may be set anew, so within a request only one counts.
+        # The system's clock may be adjusted, so a request reads it once and then uses the monotonic clock.
         epoch = time.time_ns() - nanoseconds(now())
         about = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "weft",
                  "gen_ai.request.model": self._model, "gen_ai.response.model": self._model,
@@ -57,10 +56,10 @@ class Spans:
 
 
 class Traced:
-    """A request of which spans are sent."""
+    """Request whose spans are sent at its end."""
 
     def __init__(self, span: Span, epoch: int, came: float, about: Attributes) -> None:
-        """`epoch` is when the monotonic clock was at nought, in nanoseconds of the epoch."""
+        """`epoch` is the Unix time, in nanoseconds, at which the monotonic clock was 0."""
         self.traceparent = span.traceparent
         self._span = span
         self._epoch = epoch
@@ -69,11 +68,11 @@ class Traced:
         self._texts: list[tuple[Choice, Account]] = []
 
     def follow(self, choice: Choice, account: Account) -> None:
-        """One of the texts that it asks for is under way."""
+        """Add one of the request's sequences."""
         self._texts.append((choice, account))
 
     def end(self, outcome: Attributes, *, failed: bool) -> None:
-        """It was answered, or not. `failed`: by a fault of ours."""
+        """Send the spans. `failed`: the server is at fault, not the client."""
         ended = now()
         accounts = [account for _, account in self._texts]
         for part in parts(self._came, accounts, ended):
@@ -90,7 +89,7 @@ def nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-# -- what its time went to
+# -- phases
 
 
 def parts(came: float, accounts: Sequence[Account], now: float) -> Iterator[Part]:
@@ -101,7 +100,7 @@ def parts(came: float, accounts: Sequence[Account], now: float) -> Iterator[Part
 
 
 def turns(account: Account, now: float) -> Iterator[Part]:
-    """Waiting for one thing after the other is one part."""
+    """Yield the phases of one sequence. Consecutive intervals of waiting are one phase."""
     for name, group in groupby(account.story.intervals(now), key=part_name):
         intervals = list(group)
         about = {"weft.request_id": account.id}
@@ -115,11 +114,11 @@ def part_name(interval: Interval) -> str:
     return str(cause) if cause in RUNNING else QUEUE
 
 
-# -- what is said of the request
+# -- attributes
 
 
 def asked(choices: Sequence[Choice]) -> dict[str, Value]:
-    """What was asked for, in numbers; several texts are asked for alike."""
+    """Return the attributes of the request's parameters, which are the same for all of its sequences."""
     if not choices:
         return {}
     request, seed = choices[0].request, choices[0].seed
@@ -139,7 +138,7 @@ def asked(choices: Sequence[Choice]) -> dict[str, Value]:
 
 
 def answered(came: float, accounts: Sequence[Account], now: float) -> dict[str, Value]:
-    """How it went; of several texts the sums."""
+    """Return the attributes of the result; numbers of tokens are summed over the request's sequences."""
     if not accounts:
         return {}
     about: dict[str, Value] = {
@@ -157,13 +156,13 @@ def answered(came: float, accounts: Sequence[Account], now: float) -> dict[str, 
 
 
 def first_token(account: Account, now: float) -> float:
-    """When it was there: a text of one token has no decode."""
+    """Return the time of the first token: the first decode's start, or the end of a text with only one token."""
     intervals = account.story.intervals(now)
     return next((start for cause, start, _ in intervals if cause is Cause.DECODE), intervals[-1][2])
 
 
 def latencies(came: float, accounts: Sequence[Account], now: float) -> dict[str, Value]:
-    """In seconds, under the names that vLLM uses."""
+    """Return durations in seconds, under vLLM's names."""
     names = {QUEUE: "time_in_queue", Cause.PREFILL: "time_in_model_prefill", Cause.DECODE: "time_in_model_decode"}
     intervals = [interval for account in accounts for interval in account.story.intervals(now)]
     about: dict[str, Value] = {"gen_ai.latency.e2e": now - came}

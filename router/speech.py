@@ -1,7 +1,7 @@
-"""What a model said, read back as a message: text, thoughts, and calls of tools.
+"""Parser of a model's output into content, reasoning and tool calls.
 
-The shapes of such speech are data: the `response_template` of tokenizer_config.json, as transformers reads it, or one
-of those below, told by words of the chat template. What does not fit its shape is text. Knows nothing of clients.
+The format of the output (`Shape`) is data: the `response_template` of tokenizer_config.json, as in transformers, or one
+of those below, chosen by strings in the chat template. Output that does not fit its format is content.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 Shape = Mapping[str, Any]
 ANSWERS = {"role": "assistant"}
 CALLS, THOUGHTS = "tool_calls", ("reasoning_content", "reasoning", "thinking")
-# We say what is none, when its turn comes: the parser would throw away the good calls of the same piece with it.
+# Invalid calls are rejected one by one, by `call_of`: the parser would also drop the valid calls of the same piece.
 LENIENT = {"allow_non_json": True}
 HERMES: Shape = {
     "defaults": ANSWERS,
@@ -59,19 +59,19 @@ MISTRAL_NAMED: Shape = {
         "content": {"repeats": True, "join": "", "content_args": {"strip": False}, "close": "</s>"},
     },
 }
-# Of models that are told of tools in words: an answer that is JSON is a call.
+# For models whose prompt describes the tools in plain text: an answer that is JSON is a call.
 BARE: Shape = {
     "defaults": ANSWERS,
-    "start_anchor": "\0",  # in no prompt
+    "start_anchor": "\0",  # occurs in no prompt
     "fields": {
         "tool_calls": {"open_pattern": r"\A\s*(?:```(?:json)?\s*)?(?=\{\s*\"name\")", "close_pattern": r"\s*```|\Z",
                        "repeats": True, "content": "json", "content_args": LENIENT},
         "content": {"repeats": True, "join": "", "content_args": {"strip": False}},
     },
 }
-# The first of these words in a chat template tells the shape of what its model says.
+# The first of these strings that a chat template contains determines the format of its model's output.
 WORDS: Mapping[str, Shape | None] = {
-    "<function=": None,  # calls whose arguments are no JSON
+    "<function=": None,  # calls whose arguments are not JSON
     "<tool_call>": HERMES, "[ARGS]": MISTRAL_NAMED, "[TOOL_CALLS]": MISTRAL, "<|python_tag|>": LLAMA,
     "<|start_header_id|>": LLAMA,
 }
@@ -79,14 +79,14 @@ WORDS: Mapping[str, Shape | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Some text of the answer itself."""
+    """Piece of the answer's content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """Some text of what the model thought before it."""
+    """Piece of the reasoning that precedes the answer."""
 
     text: str
 
@@ -107,34 +107,37 @@ def shape_of(template: str) -> Shape | None:
 
 @cache
 def parsing() -> Any:
-    """Takes half a second the first time, and most servers never need it."""
+    """Import transformers' parser on first use: it takes half a second, and most servers never need it."""
     return import_module("transformers.utils.chat_parsing")
 
 
 class Reader:
-    """Reads one answer as it comes. `prompt` is what the model was asked with, or its end: a template may have begun
-    the answer there. What looks like a call and is none is text, and so is all that follows."""
+    """Streaming parser of one answer.
+
+    `prompt` is the prompt or its end: a template may have begun the answer there. From the first invalid call on, calls
+    are no longer parsed but returned as text.
+    """
 
     def __init__(self, shape: Shape, prompt: str) -> None:
         self._shape = shape
         self._begun = begun(prompt, shape["start_anchor"])
         self._parser = parser(shape, self._begun)
         self._has_calls = True
-        self._since = ""  # the last call
-        self._told: Told = {Said: 0, Thought: 0}  # characters since then
-        self._body = ""  # of the call that is being read
+        self._since = ""  # text since the last valid call
+        self._told: Told = {Said: 0, Thought: 0}  # characters of it that were returned
+        self._body = ""  # body of the call that is being read
 
     def feed(self, text: str) -> list[Part]:
-        """What is clear by now; the rest waits. With the tokens' own texts, special ones too."""
+        """Add text, including that of special tokens; return the parts that are certain by now."""
         self._since += text
         return self._read(lambda: self._parser.feed(text), over=False)
 
     def closes(self, token: str) -> bool:
-        """Whether anything ends with this token."""
+        """Return whether this token closes a field."""
         return any(closes(field, token) for field in self._shape["fields"].values())
 
     def finish(self) -> list[Part]:
-        """What was still waiting."""
+        """Return the remaining parts, at the end of the answer."""
         return self._read(lambda: self._parser.finalize()[1], over=True)
 
     def _read(self, events: Callable[[], Iterable[Mapping[str, Any]]], *, over: bool) -> list[Part]:
@@ -149,7 +152,7 @@ class Reader:
         return parts
 
     def _as_text(self, *, over: bool) -> list[Part]:
-        """From the last good call on, but for what was told."""
+        """Parse the text since the last valid call again, without calls; leave out what was returned before."""
         said, told = self._since, self._told
         fields = {name: field for name, field in self._shape["fields"].items() if name != CALLS}
         self._parser = parser({**self._shape, "fields": fields}, self._begun)
@@ -175,13 +178,13 @@ class Reader:
 
 
 def closes(field: Mapping[str, Any], token: str) -> bool:
-    """A field that may end anywhere, or with the text, does not end with the token."""
+    """Return whether `token` closes the field. An empty match of the field's pattern does not count."""
     found = re.search(field.get("close_pattern", r"\Z"), token)
     return bool(field.get("close") == token or (found and found[0]))
 
 
 class CallReader:
-    """Reads an answer that must be one call, as JSON. What was cut off before its end is text."""
+    """Parser of an answer that must be the JSON of one call. A truncated call is returned as content."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -191,7 +194,7 @@ class CallReader:
         return []
 
     def closes(self, _token: str) -> bool:
-        """The JSON ends by itself."""
+        """Return False: no token closes the JSON, which is parsed by `finish`."""
         return False
 
     def finish(self) -> list[Part]:
@@ -205,14 +208,14 @@ AnyReader = Reader | CallReader
 
 
 def opening(shape: Shape | None, template: str) -> str:
-    """What stands before the JSON of a call; nothing where that is not one text, or calls stand in a list."""
+    """Return the text that precedes the JSON of a call; empty if that is not fixed, or if calls form a list."""
     field = (shape or {}).get("fields", {}).get(CALLS, {})
     text = literal(field) if field.get("content") == "json" and field.get("repeats") else ""
     return f"{text}\n" if text and (f"{text}\\n" in template or f"{text}\n" in template) else text
 
 
 def literal(field: Mapping[str, Any]) -> str:
-    """What a field opens with, where that is one text."""
+    """Return the fixed text that opens a field, or an empty string if it is not fixed."""
     pattern = field.get("open_pattern", "").removeprefix(r"\s*").removesuffix(r"\s*")
     text = re.sub(r"\\(\W)", r"\1", pattern)
     return str(field.get("open") or (text if re.escape(text) == pattern else ""))
@@ -223,7 +226,7 @@ def parser(shape: Shape, prefix: str) -> Any:
 
 
 def begun(prompt: str, anchor: str) -> str:
-    """Where the answer begins; nothing where no beginning is seen."""
+    """Return the prompt from the last anchor on, where the answer begins; empty without an anchor."""
     _, found, rest = prompt.rpartition(anchor)
     return found + rest if found else ""
 
@@ -240,7 +243,7 @@ def untold(parts: Iterable[Part], told: Told) -> list[Part]:
 
 
 def call_of(function: Any) -> Call:
-    """Raises ValueError for what is none."""
+    """Return the call that a JSON value describes. Raises ValueError if it is not a call."""
     name = function.get("name") if isinstance(function, dict) else None
     arguments = function.get("arguments", function.get("parameters", {})) if name else None
     if not isinstance(name, str) or not isinstance(arguments, dict):
@@ -249,7 +252,7 @@ def call_of(function: Any) -> Call:
 
 
 def read_whole(reader: AnyReader, pieces: Iterable[str]) -> list[Part]:
-    """An answer that is over. Neighbours of one kind are joined."""
+    """Parse a complete answer; adjacent parts of the same kind are joined."""
     return joined([*(part for piece in pieces for part in reader.feed(piece)), *reader.finish()])
 
 

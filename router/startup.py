@@ -1,6 +1,6 @@
-"""How far the start has come, as the shards write it down: a small JSON file each, which is read when somebody asks.
+"""Startup progress of the shards, read on demand from a small JSON file per shard.
 
-A shard that loads has no socket yet; shard/progress.py writes the files. Knows nothing of what a phase consists of.
+Files are used since a shard has no socket while it loads its model; shard/progress.py writes them.
 """
 
 import json
@@ -15,21 +15,21 @@ PHASES = ("load", "check", "warm-up", "ready")  # in their order
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where one shard stands: of what the phase consists of, so much is done after so many seconds."""
+    """Startup progress of one shard: `done` of `total` units of the phase, in `seconds`."""
 
     phase: str = PHASES[0]
     done: int = 0
-    total: int = 0  # 0: nobody knows
+    total: int = 0  # 0: unknown
     seconds: float = 0.0
 
     @property
     def eta(self) -> float | None:
-        """Seconds until the phase is over, if it goes on at this pace."""
+        """Seconds until the end of the phase at the current rate; None if unknown."""
         return self.seconds * (self.total - self.done) / self.done if 0 < self.done <= self.total else None
 
 
 def read_stage(path: Path) -> Stage:
-    """A shard that has not written yet is at the beginning."""
+    """Read the progress of a shard; without a valid file it is at the beginning."""
     with suppress(OSError, ValueError, TypeError):
         stage = Stage(**json.loads(path.read_bytes()))
         if stage.phase in PHASES:
@@ -39,7 +39,7 @@ def read_stage(path: Path) -> Stage:
 
 class Startup:
     def __init__(self, files: Iterable[str] = ()) -> None:
-        """One file for each shard."""
+        """`files` are the progress files, one for each shard."""
         self._files = tuple(Path(file) for file in files)
 
     def is_warm(self) -> bool:
@@ -47,8 +47,10 @@ class Startup:
         return bool(self._files) and all(read_stage(file).phase == PHASES[-1] for file in self._files)
 
     def told(self) -> dict[str, Any]:
-        """All shards are as far as the one that is furthest behind. Bytes are those of all that are there too; shards
-        that are ready wait for the router, which is the last to be."""
+        """Return the progress of the slowest shard's phase, as JSON data for probes.
+
+        Bytes are sums over all shards in that phase. The phase is never `ready`, since the router is not ready yet.
+        """
         stages = [read_stage(file) for file in self._files] or [Stage()]
         place = min(PHASES.index(stage.phase) for stage in stages)
         behind = [stage for stage in stages if stage.phase == PHASES[place]]

@@ -1,7 +1,8 @@
-"""What the next step consists of: the two ways in which prompts meet running sequences.
+"""Step policies: how prefill and decode are combined into steps.
 
-`Mixed` runs chunks of prompts beside the decodes, in one lasting batch. `Pause` gives newcomers a batch and steps of
-their own and joins them afterwards. Both see only the house (who runs, who waits, what steps cost) and return a draft.
+`Mixed` runs chunks of prompts together with the decodes, in one lasting batch. `Pause` prefills new sequences in a
+batch and steps of their own and joins the batches afterwards. Both see the scheduler only through `House`, and return
+a `Draft`.
 """
 
 from collections.abc import Callable
@@ -37,8 +38,11 @@ class House(Protocol):
 
 @dataclass(slots=True)
 class Draft:
-    """A step in the making. `before` precedes the step; without a batch there is no step, unless it is one of texts
-    that are run as a whole: these are its chunks."""
+    """A step being planned.
+
+    The messages in `before` are sent ahead of it. Without a batch there is no step, except for a pooling step, whose
+    chunks are whole texts.
+    """
 
     before: list[Filter | Concat] = field(default_factory=list)
     batch: Batch | None = None
@@ -46,16 +50,16 @@ class Draft:
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     newcomers: list[Newcomer] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
-    crowded: bool = False  # a newcomer had to wait for its tokens
-    alone: Load | None = None  # that of the ready ones without chunks, once somebody asked
-    wish: Wish = Wish.TEXT  # of all who take part
+    crowded: bool = False  # the budget had no tokens for a new sequence
+    alone: Load | None = None  # load of the decodes without chunks, computed on demand
+    wish: Wish = Wish.TEXT  # kind of all its sequences
 
     def messages(self) -> list[Message]:
         step = self._step()
         return [*self.before, step] if step is not None else list(self.before)
 
     def load_alone(self) -> Load:
-        """To be asked before the step counts as computed."""
+        """Return the load of the decodes without chunks. Call before `Step.of`, which advances the sequences."""
         if self.alone is None:
             self.alone = load_of_decodes(self.ready)
         return self.alone
@@ -76,7 +80,10 @@ class Draft:
         return Prefill(number, tuple(self.newcomers), chunks, bool(self.ready), grants, keep)
 
     def _riding_filter(self, batch: Batch) -> tuple[int, ...] | None:
-        """A Filter of the step's own batch just before it needs no call of its own."""
+        """Remove a Filter of the step's own batch from the end of `before` and return what it keeps.
+
+        The Filter is sent with the step, which saves a call.
+        """
         last = self.before[-1] if self.before else None
         if not isinstance(last, Filter) or last.batch != batch.number:
             return None
@@ -85,7 +92,7 @@ class Draft:
 
 
 class Steps:
-    """What both policies share: who is ready, who must grow, which prompts fit a budget."""
+    """Base of the step policies: allocates blocks for decodes and fits chunks of prompts into a budget."""
 
     def __init__(self, house: House) -> None:
         self.house = house
@@ -99,7 +106,7 @@ class Steps:
         draft.ready = [s for s in ready if s.state is State.RUNNING] if yielded else ready
 
     def fill(self, draft: Draft, budget: Budget, may_enter: Callable[[int], bool]) -> bool:
-        """Put chunks into the draft, unfinished prompts first; returns whether the budget turned one away."""
+        """Add chunks to the draft, unfinished prompts first; return whether the budget left a prompt out."""
         assert draft.batch is not None
         prompts = unfinished(draft.batch) if len(draft.ready) < len(draft.batch) else []
         for sequence in prompts:
@@ -153,11 +160,13 @@ class Mixed(Steps):
 
 
 class Pause(Steps):
+    """Policy that prefills new sequences in a separate batch, with decode steps in between, and then joins them."""
+
     def __init__(self, house: House) -> None:
         super().__init__(house)
         self._joining: Batch | None = None
         self._decode_next = False
-        self._decodes = 0  # since newcomers were last taken
+        self._decodes = 0  # decode steps since new sequences last started
 
     def draft(self) -> Draft:
         running, draft = self.house.running, Draft()
@@ -173,18 +182,18 @@ class Pause(Steps):
         return draft
 
     def _prefill(self, draft: Draft) -> None:
-        """Go on with the prompts of those who join, or else take newcomers."""
+        """Continue the prompts of the joining batch, or else start new sequences if they are due."""
         if self._joining is not None:
             self._run_prompts(draft, self._joining, lambda _: False)
         elif self._is_due():
             self._take_newcomers(draft)
 
     def _lasting(self) -> Batch | None:
-        """The batch that newcomers will join."""
+        """Return the batch that the joining one will be merged into; None if there is none."""
         return next((batch for batch in self.house.running.batches if batch is not self._joining), None)
 
     def _decoding(self) -> list[Sequence]:
-        """Its ready sequences."""
+        """Return the ready sequences of the lasting batch."""
         lasting = self._lasting()
         return [sequence for sequence in lasting if sequence.is_ready] if lasting is not None else []
 
@@ -209,7 +218,7 @@ class Pause(Steps):
         self._run_prompts(draft, self._joining, lambda left: self._fits_whole(left, whole))
 
     def _fits_whole(self, left: int, whole: int) -> bool:
-        """Only a prompt that is longer than the whole budget is cut."""
+        """Return whether the next prompt fits uncut or is the step's first: only the first may be cut."""
         newcomer = self.house.next_newcomer()
         if newcomer is None:
             return False
@@ -235,12 +244,12 @@ def unfinished(batch: Batch) -> list[Sequence]:
 
 
 def load_of_decodes(ready: list[Sequence]) -> Load:
-    """Return the load of one more token for each, to be asked before the step counts as computed."""
+    """Return the load of decoding one token per sequence. Call before `Step.of`, which advances the sequences."""
     return Load(rows=len(ready), context=sum([s.length + s.in_flight for s in ready]))
 
 
 def load_of_step(draft: Draft) -> Load:
-    """To be asked before the step counts as computed."""
+    """Return the load of the drafted step. Call before `Step.of` advances the sequences."""
     ready = draft.load_alone()
     chunks = [load_of_chunk(sequence.computed, length) for sequence, length in draft.chunks]
     context = ready.context + sum(chunk.context for chunk in chunks)

@@ -1,7 +1,4 @@
-"""When a sequence ends: by its length, by an end token, or by a stop string in text that arrives in pieces.
-
-Knows nothing of who asks or of what is done about an end.
-"""
+"""Detection of a sequence's end: by its length, an end token, or a stop string in text that arrives in pieces."""
 
 from collections.abc import Sequence as Rows
 
@@ -9,20 +6,20 @@ from router.request import FinishReason, Request
 
 
 class StopStrings:
-    """Looks for the stop strings of one request, wherever they begin and end within the pieces."""
+    """Matcher of one request's stop strings; a match may begin in one piece of text and end in another."""
 
     __slots__ = ("_length", "_overlap", "_strings", "_tail")
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         self._strings = strings
-        self._overlap = max(map(len, strings), default=1) - 1  # the longest part of a stop string that can be cut off
+        self._overlap = max(map(len, strings), default=1) - 1  # longest part of a stop string in the pieces before
         self._tail = ""
         self._length = 0
 
     def feed(self, piece: str) -> int | None:
-        """Where the stop string that is complete first ends, counted from the start of the text; None if there is none.
+        """Return the end of the stop string that is complete first, as an offset in the whole text; None if none is.
 
-        After a find there is nothing more to feed.
+        Must not be called again after a match.
         """
         if not self._strings:
             return None
@@ -36,8 +33,11 @@ class StopStrings:
 
 def count_tokens(request: Request, generated: int, tokens: Rows[int],
                  stop: int | None) -> tuple[int, FinishReason | None]:
-    """How many of a row's tokens count, and why the sequence ends with the last of them, if it does. The one place
-    that decides "finished". When several reasons meet in one token the length goes first, then the end token."""
+    """Return how many of a row's tokens count, and the finish reason if the sequence ends with the last of them.
+
+    No other code decides from tokens that a sequence is finished. If several reasons apply to one token, the length
+    goes first, then the end token.
+    """
     if len(tokens) == 1 and stop is None and generated + 1 < request.max_new_tokens:  # nearly always
         return 1, FinishReason.END_TOKEN if tokens[0] in request.end_tokens else None
     most = min(len(tokens), request.max_new_tokens - generated, len(tokens) if stop is None else stop)

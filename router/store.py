@@ -1,7 +1,7 @@
-"""The store of adapters, a process beside the router that fetches, checks and keeps them: questions and answers, a line
-of JSON each.
+"""Client of the adapter store, a separate process that downloads, checks and caches adapters.
 
-It is started with the first question, and again after it has ended. Knows nothing of what is asked.
+Questions and answers are lines of JSON. The process is started with the first question, and restarted after it has
+ended.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Store:
-    """Close it to end the process."""
+    """Client of the adapter store. `close` ends the process."""
 
     def __init__(self, command: Sequence[str], token: str = "") -> None:
-        """`token` is the server's own, for adapters that whoever runs it has named."""
+        """`token` is the server's own, for the adapters named in its settings."""
         self._command = command
         self._token = token
         self._numbers = count(1)
@@ -34,7 +34,7 @@ class Store:
         self._starting = asyncio.Lock()
 
     async def ask(self, **question: Any) -> Mapping[str, Any]:
-        """Raises AdapterFailed when the process does not answer any more."""
+        """Send a question and return the answer. Raises AdapterFailed if the process ends before it answers."""
         process = await self._running()
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
@@ -66,7 +66,7 @@ class Store:
             return self._process
 
     async def _read(self, process: Process) -> None:
-        """Until it ends. Whoever still waits for an answer gets none."""
+        """Read answers until the process ends; then fail all pending questions."""
         assert process.stdout is not None
         try:
             while line := await process.stdout.readline():

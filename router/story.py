@@ -1,43 +1,40 @@
-"""What happened to one request and when: intervals of time with one cause each, without a gap between them.
-
-Knows nothing of why a cause was given; whoever moves a sequence says so here.
-"""
+"""Timeline of one request: contiguous intervals of time, each with one cause."""
 
 from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """What a request spends its time on. All before `PREFILL` is waiting."""
+    """Reason for an interval: why the request waits, or in which phase it runs. All before `PREFILL` are waiting."""
 
-    QUEUE = "queue"  # others go first
-    TENANT = "tenant"  # its tenant had its share, others go first
-    GROUP = "group"  # another group runs, or its own waits for more (--batching static)
-    BATCH = "batch"  # as many run as may (--max-batch-size)
-    BLOCKS = "blocks"  # the cache has no room for it
-    BUDGET = "budget"  # the step's prompt tokens are spent, or the stall promise leaves none
-    PREFIX = "prefix"  # a running request computes a part of its prompt
+    QUEUE = "queue"  # other requests are ahead
+    TENANT = "tenant"  # its tenant has had its share: requests of other tenants are ahead
+    GROUP = "group"  # another group runs, or its own group waits for more requests (--batching static)
+    BATCH = "batch"  # the batch is full (--max-batch-size)
+    BLOCKS = "blocks"  # too few free blocks in the KV cache
+    BUDGET = "budget"  # the step has no prompt tokens left (--max-batch-prefill-tokens, --max-decode-stall-ms)
+    PREFIX = "prefix"  # a running request is computing blocks that it shares
     ADAPTER = "adapter"  # not loaded yet
     GRAMMAR = "grammar"  # not compiled yet
-    TRIAL = "trial"  # steps failed: suspects are tried before it
-    READER = "reader"  # its client does not read
-    YIELDED = "yielded"  # gave its blocks to others
-    SHARDS = "shards"  # there are none
+    TRIAL = "trial"  # steps failed: suspects run first
+    READER = "reader"  # its client does not read the stream
+    YIELDED = "yielded"  # preempted
+    SHARDS = "shards"  # no shards are ready
     PREFILL = "prefill"
     DECODE = "decode"
 
 
 RUNNING = frozenset({Cause.PREFILL, Cause.DECODE})
-MOST_TURNS = 512  # beyond, the causes of waiting are no longer told apart
+MOST_TURNS = 512  # intervals; beyond, a change between two causes of waiting is not recorded
 
 
 class Story:
-    """Begins with the request's coming; `end` closes the last interval."""
+    """Timeline that begins when the request arrives; `end` closes the last interval."""
 
     __slots__ = ("_turns", "cached_tokens", "ended")
 
     def __init__(self, began: float, cause: Cause = Cause.QUEUE) -> None:
         self._turns = [(began, cause)]
-        self.cached_tokens = 0  # of the prompt, found in the cache when it first started
+        self.cached_tokens = 0  # prompt tokens found in the prefix cache when the request first started
         self.ended: float | None = None
 
     @property
@@ -54,11 +51,11 @@ class Story:
 
     @property
     def num_yields(self) -> int:
-        """How often it gave its blocks to others."""
+        """Number of preemptions."""
         return sum(cause is Cause.YIELDED for _, cause in self._turns)
 
     def turn(self, cause: Cause, now: float) -> None:
-        """From now on it is this."""
+        """Begin an interval with this cause, unless it is the current one."""
         last = self._turns[-1][1]
         if cause is last or self.ended is not None:
             return
@@ -71,12 +68,12 @@ class Story:
             self.ended = now
 
     def intervals(self, now: float) -> list[tuple[Cause, float, float]]:
-        """(cause, from, to), each beginning where the one before ended, the last ending now if it has not ended."""
+        """Return contiguous (cause, start, end); the last one ends at `now` if the request has not ended."""
         ends = [start for start, _ in self._turns[1:]] + [now if self.ended is None else self.ended]
         return [(cause, start, end) for (start, cause), end in zip(self._turns, ends, strict=True)]
 
     def seconds(self, now: float) -> dict[Cause, float]:
-        """The sum of each cause."""
+        """Return the total seconds of each cause."""
         sums: dict[Cause, float] = {}
         for cause, start, end in self.intervals(now):
             sums[cause] = sums.get(cause, 0.0) + end - start

@@ -1,6 +1,6 @@
-"""The mailbox of one request's events, between the engine's loop and one client.
+"""Queue of one request's events, between the engine and one client.
 
-Knows nothing of how events are made or rendered. The engine puts, the dialect takes; both run on the same event loop.
+The engine puts events, the HTTP dialect takes them; both run on the same event loop.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from router.messages import Labelling, Told
 from router.request import FinishReason, Request
 from router.story import Story
 
-# About what rendering adds to the text; only a measure for what a slow reader makes us keep.
+# Approximate number of bytes that rendering adds to the text; used only to bound what is kept for a slow reader.
 TOKEN_BYTES = 128
 TOP_TOKEN_BYTES = 64
 PROMPT_LOGPROB_BYTES = 64
@@ -47,21 +47,21 @@ class PromptEvent:
 
 @dataclass(slots=True)
 class FinishedEvent:
-    """The end. Put together with the last token, so that both are taken at once; time may run out without one."""
+    """End of a text. Put right after the last token, so that both are taken at once; a timeout has no last token."""
 
     reason: FinishReason
-    text: str  # the whole visible text: without special tokens, up to and including a stop string
+    text: str  # whole visible text: without special tokens, up to and including a stop string
     num_tokens: int
     story: Story
 
 
 @dataclass(slots=True)
 class ToldEvent:
-    """All that is told of a text that was run as a whole, and its end."""
+    """Result and end of an embedding or classification request."""
 
     told: Told
     story: Story
-    num_tokens: ClassVar[int] = 0  # were generated
+    num_tokens: ClassVar[int] = 0  # generated tokens
 
     @property
     def size(self) -> int:
@@ -77,8 +77,10 @@ Event = TokenEvent | PromptEvent | FinishedEvent | ToldEvent | FailedEvent
 
 
 class Stream:
-    """`limit` is the size in bytes above which the reader counts as slow: `on_full` is called when it is passed,
-    `on_drained` when the reader came back. `on_leave` is called when the client leaves before the end.
+    """Queue of one request's events.
+
+    `limit` is the size in bytes above which the reader counts as slow: `on_full` is called when it is exceeded, and
+    `on_drained` when the reader takes events again. `on_leave` is called when the client leaves before the end.
     """
 
     __slots__ = ("_ended", "_full", "_left", "_limit", "_on_drained", "_on_full", "_on_leave", "_size", "_waiting",
@@ -87,9 +89,9 @@ class Stream:
     def __init__(self, request: Request, limit: int, on_full: Callable[[], None],
                  on_drained: Callable[[], None], on_leave: Callable[[], None]) -> None:
         self.request = request
-        # What ends the connection at once. A reader that is stuck in a write does not come back for the event.
+        # Closes the connection at once: a reader that is blocked in a write would not take the event.
         self.cut: Callable[[], None] | None = None
-        self.failure: RequestError | None = None  # what it ended with, if with one
+        self.failure: RequestError | None = None  # error that ended the stream, if one did
         self._limit = limit
         self._on_full = on_full
         self._on_drained = on_drained
@@ -100,7 +102,7 @@ class Stream:
         self._full = self._ended = self._left = False
 
     def put(self, event: Event) -> None:
-        """Add an event; what comes after the client left is dropped."""
+        """Add an event; after the client has left it is dropped."""
         if self._left:
             return
         assert not self._ended, "an event after the last one"
@@ -116,20 +118,20 @@ class Stream:
             self._on_full()
 
     def take(self) -> list[Event]:
-        """All there are."""
+        """Remove and return all queued events."""
         taken, self._waiting = self._waiting, []
         self._size = 0
-        if self._full and not self._ended:  # after the end it is nobody's business
+        if self._full and not self._ended:  # after the end there is no sequence to resume
             self._full = False
             self._on_drained()
         return taken
 
     def listen(self, wake: Callable[[], object]) -> None:
-        """Have `wake` called, inside `put`, when there is something to take after there was nothing."""
+        """Have `put` call `wake` when it adds an event to an empty queue."""
         self._wake = wake
 
     async def events(self) -> list[Event]:
-        """Wait until there is at least one, take all there are."""
+        """Wait for at least one event, then remove and return all."""
         if not self._waiting:
             arrived = asyncio.Event()
             self.listen(arrived.set)
@@ -137,18 +139,18 @@ class Stream:
         return self.take()
 
     def close(self) -> None:
-        """The client left, or took everything. Closing again does nothing."""
+        """Close the reader's side: the client has left or taken everything. Further calls do nothing."""
         if self._left:
             return
         self._left = True
-        self._wake = self.cut = None  # which hold on to who reads, and that to us
+        self._wake = self.cut = None  # break the reference cycle with the reader
         self._waiting.clear()
         if not self._ended:
             self._on_leave()
 
     @property
     def size(self) -> int:
-        """About the bytes that would be written for what waits."""
+        """Approximate number of bytes that the queued events take when written."""
         return self._size
 
     def _put_rare(self, event: Event) -> None:

@@ -1,5 +1,8 @@
-"""What requests need beside the model, seen from the loop: the core's wishes go out to the shards, and what became of
-them comes back to the core, to the counters, and to those who wait for it though no request needs it."""
+"""Connection between the scheduler and the shards for adapters and grammars.
+
+The scheduler's loads and unloads are sent to the shards; the results go to the scheduler, to the metrics, and to
+callers that wait for an adapter although no request needs it.
+"""
 
 import time
 from collections.abc import Callable
@@ -17,23 +20,27 @@ now = time.monotonic
 
 
 class Supply:
+    """Adapters and grammars of the shards, as the engine and the HTTP layer use them."""
+
     def __init__(self, shards: Loader, happened: Callable[[list[Event]], None], wake: Callable[[], None]) -> None:
-        """`happened` hears the core's events, `wake` that there may be something to send."""
+        """`happened` is called with the scheduler's events, `wake` when there may be something to send."""
         self.resources = Resources(shards, Told(self._is_here, self._is_not_to_be_had, self._is_removed, self._took))
         self._happened = happened
         self._wake = wake
         self._arrivals = Arrivals()
-        self._over = ""  # why nothing is brought any more
+        self._over = ""  # why nothing is loaded any more
 
     def start(self, core: Scheduler, tally: Tally) -> None:
         self._core = core
         self._tally = tally.adapters
 
-    # -- for those who serve
+    # -- for the HTTP layer
 
     async def load(self, resource: Resource) -> str:
-        """Has it on the shards, though no request needs it. Returns why not, if so. A loss of the shards only makes it
-        take longer. Raises NotReady."""
+        """Load a resource although no request needs it; return why that is not possible, or an empty string.
+
+        A loss of the shards only delays the load. Raises NotReady if the server stops.
+        """
         if self._over:
             raise NotReady(self._over)
         if reason := self._core.misfit(resource):
@@ -43,24 +50,24 @@ class Supply:
         return "" if self._core.has(resource) else await self._arrivals.of(resource)
 
     def unload(self, resource: Resource) -> None:
-        """It leaves the shards as soon as nobody in the house needs it."""
+        """Unload a resource as soon as no unfinished request needs it."""
         self._core.drop(resource, now())
         self._wake()
 
     @property
     def adapters(self) -> dict[Resource, Standing]:
-        """Those that are on the shards, come there or leave, and others that somebody needs."""
+        """Adapters that are loaded, being loaded or being unloaded, and others that requests need."""
         return self._core.adapters
 
     # -- for the loop
 
     def carry_out(self) -> None:
-        """What the core wishes by now."""
+        """Send the loads and unloads that the scheduler has decided on."""
         self.resources.carry_out(self._core.moves(now()))
         self.look_for_arrivals()
 
     def look_for_arrivals(self) -> None:
-        """What was about to leave may have been kept, and there may be less room than before."""
+        """Wake callers whose adapter became available without a load (its unload was revoked), or no longer fits."""
         for resource in self._arrivals.awaited:
             if self._core.has(resource):
                 self._arrivals.came(resource)
@@ -72,7 +79,7 @@ class Supply:
         self._over = reason
         self._arrivals.give_up(reason)
 
-    # -- what became of it
+    # -- results from the shards
 
     def _is_here(self, resource: Resource) -> None:
         self._happened(self._core.available(resource, now()))

@@ -1,7 +1,6 @@
-"""Counts what the engine does, into the metrics: requests as they come and end, steps as they are sent and answered.
+"""Metrics of the engine: requests as they arrive and end, steps as they are sent and answered.
 
-Nothing is done for a single token: steps are counted whole, requests where they begin and end. Knows neither HTTP nor
-tasks.
+There is no work per token: metrics change once per step, and when a request begins or ends.
 """
 
 import time
@@ -24,16 +23,18 @@ from router.scheduler import Scheduler
 from router.story import RUNNING, Cause
 from router.trials import Loss
 
-TOLERANCE = 2.0  # a stall has exceeded what it may take when it is so many times as long
+TOLERANCE = 2.0  # a stall counts as exceeded if it is this many times as long as allowed
 
 
 class Tally:
-    """All that is counted, and the page that says it."""
+    """All metrics of a router, and their page."""
 
     def __init__(self, core: Scheduler, limits: Limits, tokens_per_step: int, *,
                  adapters: bool = False, lorax: bool = False) -> None:
-        """`limits` and the most tokens of a step are needed for buckets. `adapters`: whether they are served; `lorax`:
-        whether the page says under LoRAX's names, too, what it has names for."""
+        """`limits` and `tokens_per_step` determine buckets. `adapters`: whether adapters are served.
+
+        `lorax`: whether the page repeats metrics under LoRAX's names.
+        """
         self._core = core
         self._meters = Meters(families(limits, tokens_per_step, adapters=adapters))
         self._twins = LORAX if lorax else {}
@@ -53,7 +54,7 @@ class RequestTally:
     def __init__(self, meters: Meters, adapters: AdapterTally | None = None) -> None:
         self._adapters = adapters
         histogram, counter = meters.histogram, meters.counter
-        # For whoever hears clients ask and what they are told.
+        # Updated by the HTTP layer.
         self.came, self.succeeded = counter("tgi_request_count"), counter("tgi_request_success")
         self.failed = meters.counters("tgi_request_failure")
         self._prompt_length = histogram("tgi_request_input_length")
@@ -67,22 +68,22 @@ class RequestTally:
         self._asked, self._found = counter("tgi_prefix_query_tokens"), counter("tgi_prefix_hit_tokens")
 
     def entered(self, request: Request) -> None:
-        """It was accepted."""
+        """Count an accepted request."""
         self._prompt_length.observe(len(request.prompt))
         self._most_tokens.observe(request.max_new_tokens)
         if self._adapters is not None and request.adapter is not None:
             self._adapters.entered(request.adapter_name)
 
     def delivered(self, numbers: KeysView[int], known: Container[int], now: float) -> Sequence[int]:
-        """These sequences have tokens now. Returns those for which they are the first."""
+        """Observe a delivery of tokens to these sequences; return the sequences that got their first tokens."""
         return self._gaps.delivered(numbers, known, now)
 
     def began(self, account: Account, now: float) -> None:
-        """Its first token is there."""
+        """Observe the time to the first token."""
         self._seconds["time_to_first_token"].observe(now - account.came)
 
     def finished(self, account: Account) -> None:
-        """It came to its own end, and was closed."""
+        """Observe a closed request that was answered to its end."""
         story = account.story
         assert story.ended is not None, "it goes on"
         spent = story.seconds(story.ended)
@@ -95,7 +96,7 @@ class RequestTally:
         self._num_tokens.observe(account.num_generated)
 
     def closed(self, number: int, account: Account) -> None:
-        """It is over, whatever its end was."""
+        """Count a request that ended, for whatever reason."""
         self._gaps.forget(number)
         self._yields.add(account.story.num_yields)
         if self._adapters is not None and account.adapter is not None:
@@ -106,7 +107,7 @@ class RequestTally:
 
 
 class MethodTally:
-    """Of prefills, of decodes, or of steps of texts that are run as a whole."""
+    """Metrics of one kind of step: prefill, decode, or embed."""
 
     def __init__(self, meters: Meters, method: str) -> None:
         self.sent = meters.counter("tgi_batch_inference_count", method)
@@ -118,9 +119,11 @@ class MethodTally:
 
 
 class StepTally:
+    """Metrics of steps."""
+
     def __init__(self, meters: Meters, core: Scheduler, *, one_token: bool) -> None:
         self._core = core
-        self._one_token = one_token  # a step never yields more for a sequence
+        self._one_token = one_token  # a step generates at most one token per sequence
         self._methods: dict[type, MethodTally] = {
             Prefill: MethodTally(meters, "prefill"), Decode: MethodTally(meters, "decode"),
             Embed: MethodTally(meters, "embed")}
@@ -134,7 +137,7 @@ class StepTally:
         self._prompt_tokens = meters.counter("tgi_batch_prompt_tokens")
         self._generated_tokens = meters.counter("tgi_batch_generated_tokens")
         self._losses = meters.counters("tgi_shard_lost")
-        self._num_decodes = 0  # since newcomers last started
+        self._num_decodes = 0  # decode steps since sequences last started
 
     def sent(self, plan: Plan) -> None:
         step = plan.messages[-1]
@@ -162,7 +165,7 @@ class StepTally:
         return "wait_exceeded" if self._num_decodes >= policy.max_waiting_tokens else "backpressure"
 
     def answered(self, plan: Plan, answer: Answer, took: float, reading: float) -> None:
-        """After so many seconds there and back; it was read in so many more."""
+        """Count an answered plan: `took` is the seconds of its round trip, `reading` those of detokenising."""
         step = plan.messages[-1]
         if (alone := self._alone.get(type(step))) is not None:
             alone.observe(took)
@@ -177,11 +180,11 @@ class StepTally:
             self._observe_stall(plan, step, answer.seconds)
 
     def delivered(self, counts: Mapping[int, int]) -> None:
-        """So many tokens of each sequence."""
+        """Count delivered tokens, given by sequence."""
         self._generated_tokens.add(len(counts) if self._one_token else sum(counts.values()))
 
     def lost(self, loss: Loss, plans: Iterable[Plan]) -> None:
-        """The shards, with the steps that were under way."""
+        """Count a loss of the shards, and the steps that were in flight."""
         self._losses[loss.name.lower()].add()
         for plan in plans:
             if (method := self._methods.get(type(plan.messages[-1]))) is not None:
@@ -195,15 +198,18 @@ class StepTally:
             self._skipped.observe(count - 1, times)
 
     def _observe_stall(self, plan: Plan, step: Prefill, seconds: float) -> None:
-        """Beside decodes a prompt costs them what the step took longer than they alone would have, as far as that is
-        known; where they pause, all of the step."""
+        """Observe by how much prompts delayed the sequences that decode.
+
+        In a mixed step that is its duration beyond the prediction for the decodes alone; if decodes pause, it is the
+        whole step.
+        """
         if step.alongside:
             costs, empty = self._core.costs, Load()
             added = fsum(costs.predict(load_of_chunk(chunk.start, chunk.length)) - costs.predict(empty)
                          for chunk in step.chunks)
             stall = seconds - (plan.seconds - added)
             self._stall.observe(max(0.0, stall))
-            # Prompts may take what was promised, or more where that much was planned: see PromptShare.
+            # Allowed is the configured stall, or what was planned if that is more: see PromptShare.
             if stall > TOLERANCE * max(self._core.policy.stall_seconds, added):
                 self._exceeded.add()
         elif not self._core.policy.mixed and len(self._core.running) > len(plan.members):

@@ -1,6 +1,6 @@
-"""Who may ask: keys, the tenant that each belongs to and its role, as `--api-keys` and `--api-key` tell.
+"""API keys with their tenants and roles, from `--api-keys` and `--api-key`.
 
-Knows nothing of HTTP. Keeps no key, only what tells that it is the same; messages show a key's beginning at most.
+Only salted digests of the keys are kept; messages show at most the beginning of a key.
 """
 
 import hmac
@@ -24,7 +24,7 @@ Limit = Annotated[int, Field(ge=1)]
 
 
 class Entry(BaseModel):
-    """What the file says of one key. A misspelt limit would silently be none, so unknown fields are errors."""
+    """Entry of one key in the file. Unknown fields are errors: a misspelt limit would silently have no effect."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -33,7 +33,7 @@ class Entry(BaseModel):
     max_concurrent_requests: Limit | None = None
     max_queue_requests: Limit | None = None
     max_queue_tokens: Limit | None = None
-    role: Literal["user", "admin"] = "user"  # of the key: a tenant may have keys of both
+    role: Literal["user", "admin"] = "user"  # of the key: a tenant may have keys of both roles
 
     def as_tenant(self) -> Tenant:
         return Tenant(name=self.tenant, **self.model_dump(exclude={"tenant", "role"}))
@@ -43,19 +43,23 @@ ENTRIES = TypeAdapter(dict[str, Entry])
 
 
 class Keys:
-    """Keys are compared exactly, and the time that it takes tells nothing of them: what is looked up is a digest under
-    a random salt, which nobody outside can aim at."""
+    """API keys, compared exactly and without leaking information by timing.
+
+    The lookup is by a digest under a random salt, which an attacker cannot predict.
+    """
 
     def __init__(self, tenants: Mapping[str, Tenant], admins: Iterable[str] = ()) -> None:
-        """`admins` are those of the keys whose role is admin."""
+        """`admins` are the keys whose role is admin."""
         self._salt = secrets.token_bytes(32)
         self._tenants = {self._digest(key): tenant for key, tenant in tenants.items()}
         self._admins = frozenset(map(self._digest, admins))
 
     @classmethod
     def of(cls, config: RouterConfig) -> "Keys":
-        """The single key is that of whoever runs the server, so its role is admin. Raises ValueError for a file that
-        cannot be used."""
+        """Read the keys named in the settings. Raises ValueError for an invalid file.
+
+        The key of `--api-key` is the operator's, so its role is admin.
+        """
         entries = read_keys(Path(config.api_keys)) if config.api_keys else {}
         tenants = {key: entry.as_tenant() for key, entry in entries.items()}
         admins = [key for key, entry in entries.items() if entry.role == "admin"]
@@ -71,11 +75,11 @@ class Keys:
         return bool(self._tenants)
 
     def tenant_of(self, key: str) -> Tenant | None:
-        """None for a key that nobody has. Without any keys everybody may ask, with or without one."""
+        """Return the tenant of a key, or None if the key is unknown. ANYONE for every key if none are configured."""
         return self._tenants.get(self._digest(key)) if self._tenants else ANYONE
 
     def is_admin(self, key: str) -> bool:
-        """Whether this key may change what others use. Without any keys everybody may."""
+        """Return whether this key may change what others use. True for every key if none are configured."""
         return not self._tenants or self._digest(key) in self._admins
 
     def _digest(self, key: str) -> bytes:
@@ -83,7 +87,7 @@ class Keys:
 
 
 def read_keys(file: Path) -> dict[str, Entry]:
-    """What the file says of each key; raises ValueError that says what is wrong."""
+    """Return the file's entries by key. Raises ValueError with a message about the first error."""
     content = parse(file)
     try:
         entries = ENTRIES.validate_python(content)
@@ -112,7 +116,7 @@ def parse(file: Path) -> Any:
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON allows a name twice, and the first would silently be lost."""
+    """Return a JSON object as a dict. Raises ValueError for a repeated name, whose first value would be lost."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
@@ -129,7 +133,7 @@ def check_keys(where: str, keys: Iterable[str]) -> None:
 
 
 def check_agreement(file: Path, tenants: Mapping[str, Tenant]) -> None:
-    """Several keys may belong to one tenant; what is said of it must be the same."""
+    """Check that all keys of a tenant give it the same weight and limits. Raises ValueError."""
     first: dict[str, tuple[str, Tenant]] = {}
     for key, tenant in tenants.items():
         other, known = first.setdefault(tenant.name, (key, tenant))
@@ -141,7 +145,7 @@ def check_agreement(file: Path, tenants: Mapping[str, Tenant]) -> None:
 
 
 def fault(error: ValidationError) -> str:
-    """The first thing that is wrong. Values that might be keys are not repeated."""
+    """Describe the first error, without values that might be keys."""
     first: Any = error.errors(include_url=False, include_context=False)[0]
     match first["loc"]:
         case (key, field, *_):
@@ -166,7 +170,7 @@ def shown(key: str) -> str:
 
 
 def plain(value: object) -> str:
-    """A number, true, false or null as it is; of all else only the kind."""
+    """Return a number, true, false or null as JSON, and of every other value only the type."""
     if value is None or isinstance(value, int | float):
         return json.dumps(value)[:MAX_NAME]
     if isinstance(value, str):

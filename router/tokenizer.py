@@ -1,31 +1,29 @@
-"""Text to token ids and back.
-
-Knows nothing of requests, and nothing of the model but its vocabulary. `Tokenizer` belongs to the model, a
-`Detokenizer` to one sequence.
-"""
+"""Conversion of text to token ids and back: one `Tokenizer` per model, one `Detokenizer` per sequence."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-# What decoders write for bytes that are not, or not yet, a character.
+# Output of decoders for bytes that are not, or not yet, a character.
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# A character has at most four bytes, so at most four tokens. Behind more of them that decode to no text is no
-# character to wait for.
+# A character has at most four bytes, so at most four tokens. More tokens that decode to no text will not become a
+# character.
 MAX_TOKENS_OF_A_CHARACTER = 4
-# Pairs of neighbours whose text is remembered: decoding costs ten times as much as looking it up.
+# Cached pairs of adjacent tokens: decoding costs ten times as much as a lookup.
 MAX_PAIRS = 100_000
 
 
 class Tokenizer:
+    """Tokenizer of a model, with caches for decoding."""
+
     def __init__(self, tokenizer: tokenizers.Tokenizer, end_tokens: Iterable[int], path: str = "") -> None:
-        """`path` is that of its file, if it has one."""
+        """`path` is the path of the tokenizer's file, if it has one."""
         self._tokenizer = tokenizer
         self._path = path
         self._texts: dict[int, str] = {}  # at most one entry per token of the vocabulary
         self._widths: dict[int, int] = {}  # characters of a token by itself, likewise
-        self._pairs: dict[tuple[int, int], str] = {}  # what a token adds behind another, at most MAX_PAIRS
+        self._pairs: dict[tuple[int, int], str] = {}  # text that a token adds after another, at most MAX_PAIRS
         self.special = frozenset(
             token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special)
         self.end_tokens = frozenset(end_tokens)
@@ -35,18 +33,21 @@ class Tokenizer:
 
     @property
     def origin(self) -> str:
-        """The path of its file, or else what would stand in one."""
+        """Path of the tokenizer's file, or the content of one if it has none."""
         return self._path or self._tokenizer.to_str()
 
     def encoding(self, text: str, *, add_special_tokens: bool = True, last: int | None = None) -> tokenizers.Encoding:
-        """The tokens of a text, or the last so many. Other threads run meanwhile: only batches let go of the lock."""
+        """Tokenise a text; with `last`, keep only that many tokens at its end.
+
+        Encodes a batch of one, since only methods for batches release the GIL.
+        """
         encoding = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
         if last is not None:
             encoding.truncate(last, direction="left")
         return encoding
 
     def located(self, text: str, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
-        """With the places of the tokens in the text, which take longer to find."""
+        """Tokenise a text with the character offsets of its tokens, which takes longer."""
         return self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -56,8 +57,7 @@ class Tokenizer:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special)
 
     def words(self, ids: Sequence[int], texts: Sequence[str]) -> str:
-        """Tokens as words, of which each stands for such a text: what the vocabulary does not have is shown as it
-        stands there."""
+        """Return tokens joined to words. `texts` are the tokens' texts in the input, used for unknown tokens."""
         pieces = [text if token == self._unknown else self._tokenizer.id_to_token(token) or text
                   for token, text in zip(ids, texts, strict=True)]
         decoder = self._tokenizer.decoder
@@ -67,18 +67,18 @@ class Tokenizer:
         return token in self.special
 
     def piece(self, token: int) -> str:
-        """The vocabulary's entry for a token."""
+        """Return the vocabulary's entry for a token."""
         return self._tokenizer.id_to_token(token) or ""
 
     def token_text(self, token: int) -> str:
-        """The text of a token by itself, special or not."""
+        """Return the text of a token by itself, special or not."""
         text = self._texts.get(token)
         if text is None:
             text = self._texts[token] = self._tokenizer.decode([token], skip_special_tokens=False)
         return text
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> "Detokenizer":
-        """For the tokens that come behind a prompt."""
+        """Return a detokenizer of the tokens that follow a prompt."""
         decode, name = self._tokenizer.decode, self._tokenizer.id_to_token
         made = Detokenizer(decode, name, self.special, self._widths, self._pairs)
         if self._bytes and self._newline is not None:
@@ -89,11 +89,12 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Makes text of the tokens of one sequence as they come: whole characters only, special tokens skipped, and those
-    that the vocabulary does not have: a model's logits may be wider than it.
+    """Incremental detokenizer of one sequence. Its pieces consist of whole characters.
 
-    The pieces together are what decoding all tokens at once would give, behind those of the prompt. A token may decode
-    differently behind others (a blank before a word, bytes that join to a character), so what is decoded is a window:
+    Special tokens are skipped, and so are tokens outside the vocabulary, since a model's logits may be wider than it.
+
+    The concatenated pieces equal the text of decoding all tokens at once, after those of the prompt. A token may decode
+    differently after others (a space before a word, bytes that form a character), so a window of tokens is decoded:
 
         window:   [ tokens of the last piece | tokens held back ]
                     0            known          len(window)
@@ -104,8 +105,7 @@ class Detokenizer:
 
     def __init__(self, decode: Callable[[list[int]], str], name: Callable[[int], str | None], special: frozenset[int],
                  widths: dict[int, int], pairs: dict[tuple[int, int], str]) -> None:
-        """`name` gives the vocabulary's entry for a token, None where there is none. `widths` and `pairs` are what all
-        sequences of a tokenizer remember together."""
+        """`name` returns the vocabulary's entry for a token, or None. `widths` and `pairs` are caches shared by all."""
         self._decode = decode
         self._name = name
         self._special = special
@@ -116,14 +116,16 @@ class Detokenizer:
         self._seen = 0  # characters
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Stand behind a prompt: with nothing before it the first word would lose its blank. Half a character at the
-        prompt's end is left alone: text that was told already cannot be completed."""
+        """Start after a prompt: without tokens before it, the first word would lose its leading space.
+
+        An incomplete character at the end of the prompt is dropped, since the prompt's text can no longer be completed.
+        """
         for token in prompt[-MAX_TOKENS_OF_A_CHARACTER:]:
             self.step(token)
         del self._window[self._known:]
 
     def step(self, token: int) -> str:
-        """The text that this token completes; "" while a character is incomplete."""
+        """Return the text that this token completes; "" while a character is incomplete."""
         if token in self._special:
             return ""
         window = self._window
@@ -132,7 +134,7 @@ class Detokenizer:
         return self._append(token)
 
     def _second(self, first: int, token: int) -> str:
-        """The usual case: a token behind one that stands for itself, and often not for the first time."""
+        """Decode the usual case, a token after a single complete one, from the cache of pairs if possible."""
         piece = self._pairs.get((first, token))
         if piece is None:
             piece = self._append(token)
@@ -144,7 +146,7 @@ class Detokenizer:
         return piece
 
     def _append(self, token: int) -> str:
-        """An unknown token must not even stand in the window: with nothing before them words lose their blank."""
+        """Add a token to the window, unless it is unknown: after unknown tokens alone a word would lose its space."""
         if self._name(token) is None:
             return ""
         self._window.append(token)
@@ -162,21 +164,24 @@ class Detokenizer:
         return piece
 
     def _width(self, token: int) -> int:
-        """Characters of a token by itself: what a window begins with in nearly every step, so it is remembered."""
+        """Return the number of characters of a token by itself. Cached, since nearly every step needs it."""
         width = self._widths.get(token)
         if width is None:
             width = self._widths[token] = len(self._decode([token]))
         return width
 
     def finish(self) -> str:
-        """The text of tokens held back, when no more will come."""
+        """Return the text of the tokens that were held back, at the end of the sequence."""
         piece = self._decode(self._window)[self._seen:]
         self._window.clear()
         self._known = self._seen = 0
         return piece
 
     def _undecided(self, text: str) -> str:
-        """Hold back, but not for ever: of a longer run of broken bytes only the last can still become a character."""
+        """Hold back an incomplete character; of a long run of invalid bytes, hold back only the last.
+
+        Only the last bytes can still become a character.
+        """
         window = self._window
         if len(window) - self._known <= 2 * MAX_TOKENS_OF_A_CHARACTER:
             return ""
@@ -188,12 +193,14 @@ class Detokenizer:
 
 
 class ByteReader(Detokenizer):
-    """For vocabularies that write a character they do not have as its bytes, one token each (`<0xE7>`). Decoded by the
-    library one broken byte breaks all bytes around it, those of characters that were told already, too. So bytes of
-    such characters never stand in the window but are read here, and a broken one is one replacement, as in
-    sentencepiece. Those of ASCII are tokens like others.
+    """Detokenizer for vocabularies with byte fallback: unknown characters are written as one token per byte (`<0xE7>`).
 
-    While bytes are held the window is empty. Behind them it holds a newline: any text, so that a blank is kept.
+    The library's decoder replaces a whole run of bytes if one of them is invalid, including characters that were
+    already returned. So non-ASCII bytes are never added to the window but decoded here, with one replacement per
+    invalid byte, as in sentencepiece. ASCII bytes are treated like other tokens.
+
+    While bytes are held the window is empty. Afterwards it holds a newline in place of their text, so that the leading
+    space of the next word is kept.
     """
 
     __slots__ = ("_bytes", "_held", "_newline")
@@ -230,7 +237,7 @@ class ByteReader(Detokenizer):
         return piece
 
     def _end_bytes(self) -> str:
-        """No more will come that make a character of those held."""
+        """Return a replacement for each held byte: no more bytes of their character follow."""
         piece = REPLACEMENT * len(self._held)
         if self._held:
             self._held.clear()
@@ -243,15 +250,17 @@ class ByteReader(Detokenizer):
 
 
 def high_bytes(tokenizer: tokenizers.Tokenizer) -> dict[int, int]:
-    """The tokens that stand for a byte beyond ASCII and are decoded so; none in most vocabularies."""
+    """Return the non-ASCII byte of each token that is decoded as one; empty for most vocabularies."""
     named = {tokenizer.token_to_id(f"<0x{byte:02X}>"): byte for byte in range(0x80, 0x100)}
     return {token: byte for token, byte in named.items()
             if token is not None and tokenizer.decode([token]) == REPLACEMENT}
 
 
 def characters(held: bytearray) -> str:
-    """What some bytes, of which all but the last are the beginning of a character, make clear; this is taken out of
-    them: the character, or a replacement for each byte that will belong to none."""
+    """Remove the bytes whose text is certain and return it: a character, or a replacement for each invalid byte.
+
+    All bytes but the last are the beginning of a character.
+    """
     text = ""
     while held:
         try:
@@ -275,7 +284,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def byte_letters() -> dict[str, int]:
-    """The printable letter that stands for each byte in byte-level vocabularies."""
+    """Return the byte of each printable letter of byte-level vocabularies."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printable))
     letters = {chr(byte): byte for byte in printable}

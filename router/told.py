@@ -1,7 +1,4 @@
-"""What shards tell of texts that were run as a whole, from columns to rows, and believed no more than other answers.
-
-Knows nothing of who asked or of what labels mean.
-"""
+"""Decoding of embedding and classification answers, from columns to rows, with the same checks as other answers."""
 
 from collections.abc import Iterator
 from itertools import repeat
@@ -14,7 +11,7 @@ from shard.pb import shard_pb2 as pb
 
 
 def decode(answer: pb.EmbedAnswer, plan: Plan, model: ModelFacts) -> Answer:
-    """The answer of rank 0 to a plan whose step is an Embed."""
+    """Decode rank 0's answer to a plan whose step is an Embed. Raises Defect."""
     check_place(answer, plan)
     check_time(answer)
     step = plan.messages[-1]

@@ -1,8 +1,8 @@
-"""Who came when and wanted how much: from a recording, or from a plain list as JSON lines.
+"""Trace of requests, their arrival times and output lengths: from a recording, or from a plain list in JSON lines.
 
 A line of a plain trace is an object with `at` (seconds), `prompt_tokens` and `output_tokens`. It may have
 `max_new_tokens`, `priority`, `tenant`, `timeout` and `leaves_after` (seconds), and `prefix` with `prefix_tokens`:
-requests of one prefix begin with the same tokens. Knows nothing of settings or of how fast anything is.
+requests of one prefix begin with the same tokens.
 """
 
 import json
@@ -33,19 +33,19 @@ class Arrival:
     request: Request
     output_tokens: int
     leaves_after: float | None = None  # seconds
-    is_known: bool = True  # False for one that was there already
-    noticed_after: float = 0.0  # seconds until the next plan was asked for, after others came or text was rendered
+    is_known: bool = True  # False if the request was in the scheduler before the recording began
+    noticed_after: float = 0.0  # seconds until the next `plan`, in which the router took other requests or made text
 
 
 @dataclass(slots=True)
 class Trace:
     arrivals: list[Arrival]
-    figures: Figures | None = None  # of what was recorded
+    figures: Figures | None = None  # as recorded
     pace: Pace | None = None
-    following: dict[bytes, list[bytes]] = field(default_factory=dict)  # names of blocks by the name before, in order
+    following: dict[bytes, list[bytes]] = field(default_factory=dict)  # by block hash: the hashes that followed it
 
     def hasher(self) -> Callable[[bytes, Rows[int], int], Rows[bytes]]:
-        """Names generated blocks as they were named; what was never seen gets a name that nobody else has."""
+        """Return a hasher that repeats the recorded hashes of blocks; a block without one gets a unique hash."""
         left = {before: deque(names) for before, names in self.following.items()}
         number = 0
 
@@ -57,7 +57,7 @@ class Trace:
             return block_hashes(before, [number], 1)[0]
 
         def chain(before: bytes, tokens: Rows[int], size: int) -> list[bytes]:
-            """The tokens are zeros, and their number alone counts."""
+            """Return hashes for the blocks that the tokens fill; only the number of tokens counts, all are zeros."""
             names = [before]
             for _ in range(len(tokens) // size):
                 names.append(name(names[-1]))
@@ -111,7 +111,7 @@ def plain_arrival(number: int, line: dict[str, Any]) -> Arrival:
 
 
 def prefix_names(prefix: str, shared: int, length: int, size: int = 16) -> Iterator[bytes]:
-    """Of the blocks that the prefix fills, in blocks of the usual size."""
+    """Yield the hashes of the blocks that the prefix fills; `size` is the usual block size."""
     name = prefix.encode()
     for place in range(min(shared, length) // size):
         [name] = block_hashes(name, [place], 1)
@@ -122,7 +122,7 @@ def prefix_names(prefix: str, shared: int, length: int, size: int = 16) -> Itera
 
 
 class Listener(Audience):
-    """Learns a trace from a recording that is played to it."""
+    """Observer of a replay that builds a trace."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -143,7 +143,7 @@ class Listener(Audience):
         arrivals = sorted([*self._arrivals.values(), *self._refused], key=lambda arrival: arrival.at)
         return Trace(arrivals, self._figures, self._timing.pace(self._core.costs), self._following)
 
-    # -- what it hears
+    # -- called during the replay
 
     def begins(self, core: Scheduler, now: float) -> None:
         self._figures.began, self._core = now, core
@@ -197,13 +197,17 @@ class Listener(Audience):
             self._unnoticed.append(arrival)
 
     def _left(self, number: int, now: float) -> None:
-        """Who left after some tokens wanted no more than those; who had none left by its patience."""
+        """Record a cancellation.
+
+        A request that had tokens is assumed to want no more than those; one that had none is assumed to be cancelled
+        after the same time in every simulation.
+        """
         if number in self._arrivals and number not in self._ended and not self._figures.tokens_of(number):
             self._arrivals[number].leaves_after = now - self._figures.began - self._arrivals[number].at
         self._ended.add(number)
 
     def _guess_what_is_left(self) -> None:
-        """Who was still there at the end gets as many tokens as are known; who had none, as many as was usual."""
+        """Set `output_tokens`: the number recorded, or the median of all requests if none was recorded."""
         tokens = {number: self._figures.tokens_of(number) for number in self._arrivals}
         usual = median_low([count for count in tokens.values() if count] or [1])
         for number, arrival in self._arrivals.items():

@@ -1,8 +1,8 @@
-"""Who is to blame when a step fails: sequences that are tried again apart from the others, in smaller and smaller sets.
+"""Fault isolation: finds the sequence that makes steps fail, by running suspects apart from others in halved sets.
 
-After a failed step all batches are gone. The first set on trial then enters alone; a member is cleared by its next
-accepted token. When all of a set are cleared the next set enters beside them; when none is left everybody may.
-Knows nothing of why the step failed.
+After a failed step all batches are gone. The first set of suspects then starts alone; its members are cleared by their
+next accepted token. When all of a set are cleared, the next set starts beside them; when no set is left, all other
+sequences may start.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,12 +15,12 @@ DEATHS_BEFORE_TRIAL, DEATHS_BEFORE_FAILURE = 2, 3
 
 
 class Loss(Enum):
-    """Why the shards' state is gone."""
+    """Reason why the shards' state is gone."""
 
     STEP_ERROR = auto()  # a step raised: one of its sequences may be to blame
-    MEMORY = auto()  # there was none for a step
-    DEATH = auto()  # the processes ended or hung: whoever was under way twice is suspect, and nothing is loaded
-    DEFECT = auto()  # a refusal or an answer that makes no sense: no sequence's fault
+    MEMORY = auto()  # out of memory in a step
+    DEATH = auto()  # processes exited or are stuck; a sequence in flight at two deaths is suspect; nothing is loaded
+    DEFECT = auto()  # a rejected message or an invalid answer: no sequence is to blame
 
 
 class Trials:
@@ -31,23 +31,29 @@ class Trials:
         return bool(self._sets)
 
     def first(self, is_stuck: Callable[[Sequence], bool]) -> Mapping[int, Sequence] | None:
-        """Who alone may start now; None when everybody may. A set of which all are stuck lets others go before it."""
+        """Return the suspects that alone may start now, or None if all sequences may.
+
+        A set of which all members are stuck is skipped.
+        """
         return next((suspects for suspects in self._sets if not all(map(is_stuck, suspects.values()))), None)
 
     def clear(self, sequence: Sequence) -> None:
-        """It is gone, or accused anew."""
+        """Remove one sequence from all sets: it has ended, or will be put into a new set."""
         self.acquit([sequence.number])
 
     def acquit(self, numbers: Iterable[int]) -> None:
-        """These are innocent: they have another token."""
+        """Remove sequences from all sets: they produced a token."""
         for number in numbers:
             for suspects in self._sets:
                 suspects.pop(number, None)
         self._sets = [suspects for suspects in self._sets if suspects]
 
     def accuse(self, members: list[Sequence], *, alone: bool) -> Sequence | None:
-        """A step failed, and these of its members are still here. Returns the guilty one, which was `alone` in the
-        step, or arranges the next trials."""
+        """Return the sequence to blame for a failed step if it ran `alone`; otherwise halve the suspects, return None.
+
+        `members` are the unfinished sequences of the step; if some of them are suspects already, only those stay
+        suspect.
+        """
         if alone and members:
             self.clear(members[0])
             return members[0]
@@ -58,7 +64,7 @@ class Trials:
         return None
 
     def isolate(self, sets: Iterable[list[Sequence]]) -> None:
-        """Try these sets before all others."""
+        """Put these sets of suspects before all others."""
         fresh = [{s.number: s for s in suspects} for suspects in sets if suspects]
         for suspects in fresh:
             for suspect in suspects.values():
@@ -66,8 +72,10 @@ class Trials:
         self._sets = fresh + self._sets
 
     def judge(self, loss: Loss, steps: Rows[Rows[Sequence]]) -> list[tuple[Sequence, str]]:
-        """Who fails for it, and why, of those who took part in the steps under way, the oldest first. Others that may
-        be to blame are tried apart."""
+        """Return the sequences that must fail for this loss, each with the reason; isolate other suspects.
+
+        `steps` are the sequences of each step in flight, the oldest step first.
+        """
         if loss is Loss.DEATH:
             return self._suspect({s.number: s for step in steps for s in step if s.state is not State.OVER}.values())
         if loss is Loss.STEP_ERROR and steps:
@@ -77,7 +85,7 @@ class Trials:
         return []
 
     def _suspect(self, members: Iterable[Sequence]) -> list[tuple[Sequence, str]]:
-        """The processes died with these under way."""
+        """Count a death of the shards' processes for each of these sequences; isolate or fail those with several."""
         members = list(members)
         for sequence in members:
             sequence.num_deaths += 1

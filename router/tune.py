@@ -1,7 +1,8 @@
-"""Settings under which a trace would have reached a goal, found by trying them in simulation.
+"""Search for settings under which a trace reaches latency goals, by simulation.
 
-`python -P -m router.tune JSON`, an object as `simulate.py` takes it, and `goal`: `ttft=500ms,itl=50ms`, each the 99th
-percentile unless it says another (`ttft.p50=...`). One setting after the other is turned, as long as that helps.
+`python -P -m router.tune JSON`, an object as `simulate.py` takes it, with a `goal` such as `ttft=500ms,itl=50ms`: 99th
+percentiles, unless another is given (`ttft.p50=...`). Settings are varied one after the other, as long as that improves
+the result, in at most `ROUNDS` rounds.
 """
 
 import json
@@ -24,7 +25,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "prefill_policy": ("mixed", "pause"),
 }
 ROUNDS, SHOWN = 2, 5
-WORSE = 10.0  # what a trace that was not refused before counts when it is now
+WORSE = 10.0  # added to the score of settings under which more requests are rejected than under the present ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Goal:
         return cls(match[1], float(match[2] or 99), float(match[3]) * UNITS[match[4]])
 
     def reached(self, figures: Figures) -> float:
-        """What came of it, as a share of what is wanted; more than one is a miss."""
+        """Return the simulated value over the goal; above 1 the goal is missed."""
         return figures.percentile(self.kind, self.share) / self.seconds
 
 
@@ -57,7 +58,7 @@ class Goal:
 class Attempt:
     settings: Mapping[str, Any]
     figures: Figures
-    score: float  # the goal that is missed most, lower is better; up to one all are reached
+    score: float  # value over goal, for the goal that is missed most: lower is better, at most 1 reaches all goals
 
 
 class Tuning:
@@ -68,7 +69,7 @@ class Tuning:
         self.first = self._try({})
 
     def run(self) -> list[Attempt]:
-        """All that was tried, the best first."""
+        """Return all attempts, the best first."""
         best = self.first
         for _ in range(ROUNDS):
             before = best

@@ -1,8 +1,8 @@
-"""Whose turn it is: chooses the next newcomer among those who wait, and says of others why it is not theirs.
+"""Selection of the next waiting sequence to start; records for the others why they wait.
 
-Between tenants whoever got least goes first; within one the best rank, unless somebody behind finds its prompt in the
-cache and the first has not been passed over for long. When steps failed, suspects go before all others. Knows nothing
-of steps: how much of a newcomer runs is decided elsewhere.
+The tenant that has received least goes first. Within a tenant the best rank goes first, unless a later sequence finds
+most of its prompt in the cache and the first one has not waited for long. After failed steps, suspects go before all
+others. How many of the sequence's tokens run in a step is decided in steps.py.
 """
 
 from collections.abc import Collection, Iterator
@@ -18,30 +18,34 @@ from router.shares import Shares
 from router.story import Cause
 from router.trials import Trials
 
-LOOKED_AT = 64  # how deep a newcomer is searched behind those that must wait for something else
+LOOKED_AT = 64  # sequences of a tenant that are examined to find one that can start
 ANYTHING, TEXTS = tuple(Wish), (Wish.TEXT,)
-MOSTLY = 0.5  # of a prompt: who finds so much in the cache may go before others
+MOSTLY = 0.5  # fraction of its tokens that must be cached for a sequence to overtake others
 
 
 class Turns:
+    """Order in which waiting sequences start, and the check whether there is room for the first one."""
+
     def __init__(self, policy: Policy, queue: Queue, trials: Trials, shares: Shares, groups: Groups) -> None:
         self._policy = policy
         self._queue = queue
         self._trials = trials
         self._shares = shares
         self._groups = groups
-        self._told: Sequence | None = None  # who was told a cause of its own, since it was the first
+        self._told: Sequence | None = None  # the last sequence turned away; it waits as QUEUE once another is first
 
     def start_empty(self, running: Running) -> None:
         self._running = running
-        self._yielded: list[Sequence] = []  # of late; who still waits for tokens under way is found by its state
+        self._yielded: list[Sequence] = []  # recently preempted; `is_coming_back` filters out those queued again
 
     def add_yielded(self, yielded: list[Sequence]) -> None:
         self._yielded = [sequence for sequence in (*self._yielded, *yielded) if is_coming_back(sequence)]
 
     def wish(self, now: float) -> Wish:
-        """What the next step is for: whatever the first wants. Who needs no room goes before somebody who waits for
-        it."""
+        """Return the kind of the next step: that of the first sequence in turn.
+
+        If that sequence generates text and has no room, requests for embeddings or labels, which need none, go first.
+        """
         if not self._queue.num_embeds:
             return Wish.TEXT
         first = self._first(now, ANYTHING)
@@ -50,7 +54,7 @@ class Turns:
         return Wish.TEXT if first is None else first.request.wish
 
     def next(self, now: float, wish: Wish = Wish.TEXT) -> Sequence | None:
-        """Who of those who want this starts next; nobody while there is no room for whoever is first."""
+        """Return the next sequence of this kind to start; None while the first one in turn has no room."""
         if not len(self._queue):
             return None
         first = self._first(now, (wish,))
@@ -63,7 +67,7 @@ class Turns:
         return self._cached_before(first, now) if wish is Wish.TEXT else first
 
     def below_its_share(self, now: float) -> list[Sequence]:
-        """Who must yield so that a tenant which runs less than its share can start: nobody, mostly."""
+        """Return the sequences to preempt so that a tenant below its share can start one; usually none."""
         if not self._shares.several or self._trials or not len(self._queue):
             return []
         first = self._first(now, TEXTS)
@@ -72,7 +76,7 @@ class Turns:
         return self._running.make_way(first)
 
     def turn_away(self, sequence: Sequence, cause: Cause, now: float) -> None:
-        """It is the first, and cannot start for this cause."""
+        """Record the cause for which the first sequence in turn cannot start."""
         if self._told is not None and self._told is not sequence and self._told.state is State.WAITING:
             self._told.story.turn(Cause.QUEUE, now)
         self._told = sequence
@@ -81,10 +85,10 @@ class Turns:
     def is_stuck(self, sequence: Sequence) -> bool:
         return self._obstacle(sequence) is not None
 
-    # -- the inside
+    # -- internals
 
     def _first(self, now: float, wishes: Collection[Wish]) -> Sequence | None:
-        """The first that wants one of these and has nothing else to wait for than room."""
+        """Return the first sequence of these kinds that waits for nothing but room."""
         suspects = self._trials.first(self.is_stuck)
         if suspects is not None:
             everyone = sorted(suspects.values(), key=lambda sequence: sequence.rank)
@@ -113,7 +117,7 @@ class Turns:
                 return
 
     def _obstacle(self, sequence: Sequence) -> Cause | None:
-        """What it waits for that room alone does not give."""
+        """Return what blocks the sequence besides a lack of room."""
         if sequence.state is not State.WAITING:
             return None
         if sequence.held:
@@ -124,7 +128,7 @@ class Turns:
 
     def _no_room(self, first: Sequence) -> Cause | None:
         if first.request.wish is not Wish.TEXT:
-            return None  # it enters no batch
+            return None  # requests for embeddings or labels enter no batch
         if len(self._running) >= self._policy.max_batch_size:
             return Cause.BATCH
         if not self._running.has_room(first):
@@ -135,7 +139,7 @@ class Turns:
         return Cause.QUEUE if before else None
 
     def _cached_before(self, first: Sequence, now: float) -> Sequence:
-        """Somebody of the same tenant who finds most of its prompt in the cache, before others take the place."""
+        """Return a mostly cached sequence of the same tenant, to start before its blocks are evicted, else `first`."""
         if self._trials or now - first.arrival >= self._policy.passed_over_seconds or self._is_mostly_cached(first):
             return first
         knows = self._running.blocks.knows
@@ -152,5 +156,5 @@ class Turns:
 
 
 def is_coming_back(sequence: Sequence) -> bool:
-    """It yielded and will wait again: nobody of its tenant who came later starts before it."""
+    """Return whether a preempted sequence will be queued again: later ones of its tenant do not start before it."""
     return sequence.state is State.YIELDING and not sequence.held

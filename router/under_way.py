@@ -1,4 +1,4 @@
-"""A step on its way: who takes part, who must get tokens, what it puts into the cache, what it should cost."""
+"""Step in flight: its sequences, those that must get tokens, what it writes into the cache, and its load."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,11 +11,14 @@ from router.steps import Draft, load_of_step
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What a chunk puts into the cache. Who yielded and came back since has other blocks."""
+    """Cache content that a chunk writes, valid while the sequence has the same list of blocks (`is_there`).
+
+    A sequence that was preempted since, and entered again, has other blocks.
+    """
 
     sequence: Sequence
     blocks: list[int]
-    end: int  # tokens of the sequence
+    end: int  # number of the sequence's tokens in the cache after the chunk
 
     @property
     def is_there(self) -> bool:
@@ -28,13 +31,13 @@ class Step:
     members: tuple[Sequence, ...] = ()
     expects: tuple[Sequence, ...] = ()
     fills: tuple[Filled, ...] = ()
-    load: Load | None = None  # none where nothing is computed
-    crowded: bool = False  # there were prompts that did not fit in
+    load: Load | None = None  # None if nothing is computed
+    crowded: bool = False  # some prompts did not fit into the step
     wish: Wish = Wish.TEXT
 
     @classmethod
     def of(cls, draft: Draft, order: int) -> "Step":
-        """From here on it counts as computed."""
+        """Create the step of a draft and advance its sequences: from here on their tokens count as computed."""
         if not draft.is_step:
             return cls(order)
         load = load_of_step(draft)

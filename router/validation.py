@@ -1,7 +1,6 @@
-"""Makes a `Request` of what a client wants: checks every limit once, and has the prompt tokenised.
+"""Validation of a client's parameters: checks every limit once, has the prompt tokenised, and builds the `Request`.
 
-The only place that makes a Request, for every dialect. Knows nothing of HTTP or JSON; messages name the parameters as
-the TGI dialect does, but for those that a dialect has its own names for.
+Requests of all dialects are built only here. Messages use TGI's names of parameters, except for those in `Names`.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ from router.tokenizer import Tokenizer
 MAX_STOP_CHARACTERS = 1024
 MAX_SALT_CHARACTERS = 256
 MOST_PRIORITY = 10
-NO_ADAPTER = ""  # its place among those who share
+NO_ADAPTER = ""  # in a namespace, in place of an adapter's digest
 SERVED = {
     Wish.TEXT: ("generate text", "generates text (/generate, /v1/chat/completions)"),
     Wish.VECTOR: ("make embeddings", "makes embeddings (/embed, /v1/embeddings)"),
@@ -43,13 +42,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a client asks for: types are right, nothing else is checked. None means not given."""
+    """Parameters of a client: their types are checked, their values are not. None means not given."""
 
     prompt: Given
     wish: Wish = Wish.TEXT
     names: Names = TGI_NAMES
     best_of: int | None = None
-    greedy: bool = False  # nothing is drawn, whatever else is given
+    greedy: bool = False  # no sampling, whatever else is given
     temperature: float | None = None
     repetition_penalty: float | None = None
     relative_frequency_penalty: float | None = None
@@ -60,7 +59,7 @@ class Wanted:
     typical_p: float | None = None
     do_sample: bool = False
     max_new_tokens: int | None = None
-    ignore_eos: bool = False  # to go on beyond the model's end tokens
+    ignore_eos: bool = False  # generate past the model's end tokens
     stop_strings: tuple[str, ...] = ()
     truncate: int | None = None
     watermark: bool = False
@@ -77,41 +76,43 @@ class Wanted:
 
     @property
     def samples(self) -> bool:
-        """Any parameter that only makes sense with draws switches them on."""
+        """Whether tokens are sampled: any parameter that only has an effect on sampling switches it on."""
         return not self.greedy and (self.do_sample or self.temperature not in {None, 1.0} or any(
             value is not None for value in (self.top_k, self.top_p, self.typical_p)))
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of the texts to generate for a client. `seed` gives the same text again; None where nothing is drawn."""
+    """One of the texts to generate for a client. `seed` reproduces the text; None if nothing is sampled."""
 
     request: Request
     seed: int | None
     num_characters: int = 0  # of the prompt's text
     adapter: Borrowed | None = None
-    places: Places = ()  # of the prompt's tokens in its text, where labels are wanted
+    places: Places = ()  # for classification: character ranges of the prompt's tokens
 
 
 class Validator:
-    """Close it to end its threads."""
+    """Validator of the requests of all dialects. `close` ends its threads."""
 
     def __init__(self, config: RouterConfig, facts: ModelFacts, tokenizer: Tokenizer,
                  template: ChatTemplate | None = None, number: Number | None = None, *,
                  adapters: Adapters | None = None) -> None:
-        """`number` is what grammars get theirs from; without it they are not served, nor adapters without theirs."""
+        """`number` assigns numbers to grammars. Grammars are served only with `number`, adapters with `adapters`."""
         self.tokenizer = tokenizer
         self.adapters = adapters
         self._grammars = Grammars(config, facts, tokenizer, number)
         self._prompts = Prompts(config, facts, tokenizer, template)
         self._config = config
         self._facts = facts
-        # Those that the model can say: to shards others are no tokens.
+        # Without those outside the model's vocabulary, which are no tokens to the shards.
         self._end_tokens = frozenset(token for token in tokenizer.end_tokens if token < facts.vocabulary_size)
 
     async def choices(self, wanted: Wanted) -> list[Choice]:
-        """The requests for what is wanted, one for each of `best_of`. Raises InvalidRequest, TemplateFailed,
-        AdapterMissing, AdapterFailed, Overloaded or TimedOut."""
+        """Return the validated requests, one for each of `best_of`.
+
+        Raises InvalidRequest, TemplateFailed, AdapterMissing, AdapterFailed, Overloaded or TimedOut.
+        """
         self._check_wish(wanted.wish)
         sampling = self._check(wanted)
         adapter = await self._adapter(wanted)
@@ -148,7 +149,7 @@ class Validator:
             raise InvalidRequest(f"this model does not {SERVED[wish][0]}; it {does}")
 
     def _check(self, wanted: Wanted) -> SamplingParams:
-        """All that can be said before the prompt is tokenised, in TGI's order."""
+        """Check everything that does not need the tokenised prompt, in TGI's order."""
         self._check_best_of(wanted)
         sampling = self._sampling(wanted)
         if wanted.max_new_tokens == 0:
@@ -232,7 +233,7 @@ class Validator:
         return None
 
     def _namespace(self, wanted: Wanted, adapter: Borrowed | None) -> bytes:
-        """Who may share what is cached of a prompt (--cache-scope)."""
+        """Return the namespace within which prompts share cached blocks (--cache-scope)."""
         if self._config.cache_scope == "off" or wanted.wish is not Wish.TEXT:
             return b""
         tenant = wanted.tenant.name if self._config.cache_scope == "tenant" else ""
@@ -248,7 +249,7 @@ class Validator:
             max_new_tokens=left if wanted.max_new_tokens is None else min(wanted.max_new_tokens, left),
             key=0 if seed is None else draw_key(seed, 0 if wanted.seed is None else index),
             sampling=sampling,
-            # With a grammar the text ends where that does, whatever else is asked for.
+            # With a grammar the text ends where the grammar does, even with `ignore_eos`.
             end_tokens=frozenset() if wanted.ignore_eos and grammar is None else self._end_tokens,
             stop_strings=wanted.stop_strings,
             prompt_logprobs=wanted.prompt_logprobs,
@@ -266,12 +267,12 @@ class Validator:
 
 
 def choice_id(request_id: str, index: int) -> str:
-    """The first choice has the id that the client knows."""
+    """Return the id of a choice; the first one has the request's own id."""
     return f"{request_id}-{index + 1}" if index else request_id
 
 
 def time_left(deadline: float | None) -> float | None:
-    """Checking and tokenising took some of it."""
+    """Return the seconds that checking and tokenising have left. Raises TimedOut if none are left."""
     if deadline is None:
         return None
     left = deadline - now()
@@ -281,12 +282,12 @@ def time_left(deadline: float | None) -> float | None:
 
 
 def chosen_seed(given: int | None) -> int:
-    """53 bits: a seed that was drawn survives the numbers of every JSON reader, and can be sent again."""
+    """Return the given seed, or a random one of 53 bits, which every JSON parser reads exactly."""
     return secrets.randbits(53) if given is None else given
 
 
 def draw_key(seed: int, choice: int) -> int:
-    """64 bits that every draw of a request depends on; the same in every process."""
+    """Return the 64-bit key that all random draws of a request depend on; the same in every process."""
     name = b"weft draw" + seed.to_bytes(8, "little") + choice.to_bytes(8, "little")
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "little")
 

@@ -1,4 +1,4 @@
-"""Which verb a message to the shards calls, and which message answers it."""
+"""Verbs of the shards: the type of each verb's answer, and the verb of each type of request message."""
 
 from typing import Any
 

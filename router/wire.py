@@ -1,7 +1,7 @@
-"""From the core's messages to the columns of proto/shard.proto, and back with the answers checked.
+"""Encoding of the scheduler's messages into the columns of proto/shard.proto, and decoding of the answers.
 
-Rows become columns here and nowhere else. What a shard says is not believed: an answer that names unknown sequences,
-misses one, counts wrongly or holds a token outside the vocabulary is a `Defect`.
+Rows become columns here and nowhere else. Shards are not trusted: an answer with unknown or missing sequences, wrong
+counts or a token outside the vocabulary raises `Defect`.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -46,7 +46,7 @@ Wire = pb.PrefillRequest | pb.DecodeRequest | pb.FilterRequest | pb.ConcatReques
 
 
 class Defect(Exception):
-    """An answer that makes no sense."""
+    """Invalid answer of a shard."""
 
 
 # -- to the shards
@@ -57,7 +57,7 @@ def of_no_trace(_sequence: int) -> str:
 
 
 def encode(plan: Plan, traceparent: Traceparent = of_no_trace) -> list[Wire]:
-    """`traceparent` names the span that a sequence's chunks belong to."""
+    """Encode the messages of a plan. `traceparent` returns the parent span of a sequence's chunks."""
     first = plan.order - len(plan.messages) + 1
     return [_encode(message, plan.epoch, first + index, traceparent) for index, message in enumerate(plan.messages)]
 
@@ -112,7 +112,10 @@ def _adapters(requests: list[Request]) -> list[int]:
 
 
 def _sampling(requests: list[Request]) -> pb.Sampling:
-    """A field that holds a tuple is a ragged column. End tokens go with those who may not always choose them."""
+    """Encode sampling parameters; a field that holds a tuple becomes a ragged column.
+
+    End tokens are sent only for sequences that must not always be able to choose them (`min_tokens` or a grammar).
+    """
     columns = _ragged("end_tokens", [
         sorted(r.end_tokens) if r.sampling.min_tokens or r.grammar else [] for r in requests])
     for name, default in SAMPLING.items():
@@ -126,7 +129,7 @@ def _ragged(name: str, rows: Collection[Collection[T]]) -> dict[str, list[Any]]:
 
 
 def _column(values: list[T], default: T) -> list[T]:
-    """A column in which every row has the default is left out."""
+    """Return the column, or an empty one if every row has the default."""
     return values if any(value != default for value in values) else []
 
 
@@ -166,8 +169,10 @@ def unload_request(resource: Resource, epoch: int) -> pb.UnloadRequest:
 
 
 def facts(infos: list[pb.InfoAnswer]) -> ModelFacts:
-    """What the ranks say of themselves, as one: they must agree on everything but their cache, of which the smallest
-    counts."""
+    """Return the ranks' descriptions of themselves as one. Raises Defect if they serve different models.
+
+    The smallest cache of all ranks counts.
+    """
     first = infos[0]
     for info in infos[1:]:
         if (info.model, info.vocabulary_size, info.max_positions) != (first.model, first.vocabulary_size,
@@ -188,13 +193,13 @@ def facts(infos: list[pb.InfoAnswer]) -> ModelFacts:
 
 
 def loaded(info: pb.InfoAnswer) -> frozenset[Resource]:
-    """What a rank holds."""
+    """Return the resources that a rank has loaded."""
     numbers = {"adapter": info.loaded_adapters, "grammar": info.loaded_grammars}
     return frozenset(Resource(kind, number) for kind in KINDS for number in numbers[kind])
 
 
 def decode(answer: pb.StepAnswer, plan: Plan, model: ModelFacts) -> Answer:
-    """The answer of rank 0 to the last message of a plan."""
+    """Decode rank 0's answer to the last message of a plan. Raises Defect."""
     check_place(answer, plan)
     check_time(answer)
     rows = _rows(answer, model)
@@ -235,7 +240,7 @@ def _top(answer: pb.StepAnswer, num_tokens: int, model: ModelFacts) -> list[list
 
 
 def acknowledged(answer: pb.Acknowledgement, plan: Plan) -> Answer:
-    """A plan without a step."""
+    """Decode the answer to a plan without a step. Raises Defect."""
     check_place(answer, plan)
     return Answer(plan.epoch, 0.0, {}, {})
 
@@ -251,7 +256,7 @@ def check_time(answer: pb.StepAnswer | pb.EmbedAnswer) -> None:
 
 
 def failures(answer: pb.StepAnswer | pb.EmbedAnswer) -> dict[int, str]:
-    """Why, by what the answer names."""
+    """Return the reasons of failures, by sequence number (for an EmbedAnswer, by index)."""
     if len(answer.failed) != len(answer.failures):
         raise Defect(f"{len(answer.failed)} failed sequences with {len(answer.failures)} reasons")
     reasons = [FAILURES.get(failure, "the shard gave no reason") for failure in answer.failures]

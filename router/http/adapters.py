@@ -1,8 +1,7 @@
-"""Adapters for those who run the server: which there are, and having one fetched, loaded and forgotten before requests
-name it. The routes of vLLM do the same in its words.
+"""Routes for operators to list, load and unload adapters: `/v1/adapters`, and vLLM's `/v1/load_lora_adapter` and
+`/v1/unload_lora_adapter`.
 
-Every key may list them, only an admin key may change which there are. Knows nothing of how an adapter is fetched, nor
-of when it leaves the shards. No token is told to anybody.
+Every key may list adapters, only an admin key may load or unload them. Responses never contain the token of a source.
 """
 
 import time
@@ -21,11 +20,11 @@ from router.http.naming import is_base
 from router.residents import ABSENT, Standing
 
 NOWHERE = Standing(ABSENT, 0)
-MOST_REPEATED = 200  # characters of a name that nobody knows
+MOST_REPEATED = 200  # characters of an unknown name in an error message
 
 
 class LoadAdapter(Foreign):
-    """Without a source it is the server's."""
+    """An adapter to load. Without `source`, the server's default source (--adapter-source) is used."""
 
     id: str
     source: str | None = None
@@ -44,6 +43,8 @@ class UnloadLora(Foreign):
 
 
 class AdapterRoutes:
+    """Handlers of the adapter routes."""
+
     def __init__(self, house: House) -> None:
         self._house = house
 
@@ -100,7 +101,10 @@ class AdapterRoutes:
         return adapters
 
     async def _load(self, wanted: Named, alias: str | None, field: str, *, in_place: bool = False) -> Named:
-        """As it is known. `field` is that of the alias; `in_place`: it may be taken from another adapter."""
+        """Fetch and load an adapter and set its alias; return its name and source as the registry holds them.
+
+        `field` is the request's field for the alias. With `in_place` the alias may be moved from another adapter.
+        """
         adapters, engine = self._adapters, self._house.engine
         named = adapters.checked(wanted)
         self._check_alias(alias, named, field, in_place=in_place)
@@ -114,12 +118,12 @@ class AdapterRoutes:
         if before is not None:
             self._let_go(before)
         if alias is not None:
-            self._check_alias(alias, named, field, in_place=in_place)  # others may have come while it was fetched
+            self._check_alias(alias, named, field, in_place=in_place)  # another request may have taken it meanwhile
             adapters.call(alias, named)
         return named
 
     def _check_alias(self, alias: str | None, named: Named, field: str, *, in_place: bool) -> None:
-        """Nobody who asks for something by its name gets another by it."""
+        """Reject (409) an alias that names something else: its users would silently get another adapter."""
         if alias is None:
             return
         check_name(field, alias)
@@ -130,7 +134,7 @@ class AdapterRoutes:
                      f"choose another {field}")
 
     def _taken(self, alias: str, named: Named, *, in_place: bool) -> str:
-        """Why a name is not free to be an alias of this adapter; empty if it is."""
+        """Return why the name cannot be an alias of this adapter; empty if it can."""
         adapters, model = self._adapters, self._house.about.name
         if is_base(alias, model):
             return f"is a name of the model {model}"
@@ -154,13 +158,13 @@ class AdapterRoutes:
                 self._let_go(entry)
 
     def _found(self, name: str) -> list[Named]:
-        """What is called so, or comes under this name from whatever source."""
+        """Return the adapter with this alias, or else every known adapter of this name, from any source."""
         called = self._adapters.names.get(name)
         known = [named for named in self._adapters.known() if named.name == name]
         return known if called is None else [called]
 
     def _let_go(self, entry: Entry) -> None:
-        """Unless another name stands for the same."""
+        """Unload a version from the shards, unless another known adapter uses the same one."""
         if entry.version.folder not in {other.version.folder for other in self._adapters.known().values()}:
             resource = self._adapters.resource(entry.version)
             if resource is not None:

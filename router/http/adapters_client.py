@@ -1,8 +1,8 @@
-"""`weft adapters`: asks a server which adapters there are, and has it load and forget some: `python -P -m
-router.http.adapters_client JSON`.
+"""The `weft adapters` command: lists, loads and unloads adapters of a running server.
 
-The JSON object is an `Order`. Secrets come by variables: a key for the server, WEFT_API_KEY, and a token for the source
-of an adapter, WEFT_ADAPTER_TOKEN. Ends with 1 when the server does not do it. Knows nothing of what an adapter is.
+Run as `python -P -m router.http.adapters_client JSON`; the JSON object holds the fields of `Order`. Secrets come from
+environment variables: WEFT_API_KEY is the key for the server, WEFT_ADAPTER_TOKEN the token for the adapter's source.
+The exit code is 1 if the server rejects the command or cannot be reached.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from router.figures import aligned
 from router.http.asking import Failed, check_status, on_the_way_to
 from router.http.client import OBEYED
 
-# To fetch and load may take any time, and meanwhile nothing is heard.
+# No total or read timeout: fetching and loading may take any time, and the server sends nothing meanwhile.
 PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=10)
 HEAD = ["adapter", "source", "state", "requests", "loads", "on a shard", "on disk", "last used", ""]
 UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
@@ -39,7 +39,7 @@ class Order:
 
     @property
     def address(self) -> str:
-        """Others give the address of the API, which ends with /v1."""
+        """URL of the route. `url` may end with /v1, as the base URL of other clients does."""
         path = f"/{quote(self.adapter)}" if self.do == "unload" else ""
         return f"{self.url.rstrip('/').removesuffix('/v1')}/v1/adapters{path}"
 
@@ -54,7 +54,7 @@ METHODS = {"ls": "GET", "load": "POST", "unload": "DELETE"}
 
 
 async def ask(order: Order, key: str = "", token: str = "") -> dict[str, Any]:
-    """Raises Failed."""
+    """Send the order and return the JSON of the response. Raises Failed."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with on_the_way_to(order.url):
         async with (aiohttp.ClientSession(timeout=PATIENCE, headers=headers) as session,

@@ -1,7 +1,7 @@
-"""Errors as OpenAI's API has them: a status, and an object `error` with `message`, `type`, `param` and `code`.
+"""Errors in OpenAI's format: a status, and an object `error` with `message`, `type`, `param` and `code`.
 
-All routes below /v1 answer so, unless they are as another server had them (--compat). Statuses are those that clients
-of OpenAI act on: 400 for whatever is wrong with a request, 429 and 5xx for what they send again by themselves.
+All routes below /v1 use it, except with `--compat tgi` and `--compat lorax`. OpenAI's clients act on the status: 400
+means that the request is invalid; after 429 and 5xx they retry automatically.
 """
 
 import json
@@ -37,11 +37,11 @@ KINDS: dict[type[Exception], tuple[int, str, str]] = {
     NotReady: (503, SERVER, ""),
     GenerationFailed: (500, SERVER, ""),
 }
-# Errors whose own words are enough; others have TGI's before them, such as "Template error: ".
+# Errors whose message is sent unchanged; all others get TGI's prefix, such as "Template error: ".
 PLAIN = (InvalidRequest, ToolsFailed, AdapterMissing, AdapterFailed)
 TYPES_BY_STATUS = {403: "permission_error"}
 CODES_BY_STATUS = {401: "invalid_api_key", 405: "method_not_supported", 424: "adapter_failed"}
-OTHER_SHAPES = ("tgi", "lorax")  # of --compat, which have errors of their own below /v1
+OTHER_SHAPES = ("tgi", "lorax")  # values of --compat with an error format of their own below /v1
 
 
 def has_api_errors(path: str, compat: str) -> bool:
@@ -60,7 +60,7 @@ class ApiError:
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """The error that a client is told of, whatever was raised."""
+        """Return the error to send to the client for any exception."""
         if isinstance(error, web.HTTPException):
             return cls.of_http(error)
         told = Told.of(error)
@@ -72,7 +72,7 @@ class ApiError:
 
     @classmethod
     def of_http(cls, error: web.HTTPException) -> Self:
-        """The error for what is found before a request is understood."""
+        """Return the error for an HTTP exception of aiohttp; 422 becomes 400, as in OpenAI's API."""
         text, param = error.text or error.reason, ""
         if isinstance(error, WrongShape):
             text, param = error.what, error.param
@@ -81,7 +81,7 @@ class ApiError:
                    CODES_BY_STATUS.get(error.status, ""))
 
     def json(self) -> str:
-        """The body, on one line; what is not known is null."""
+        """Return the body as one line of JSON; empty fields are null."""
         return json.dumps({"error": {"message": self.message, "type": self.type, "param": self.param or None,
                                      "code": self.code or None}}, separators=(",", ":"))
 

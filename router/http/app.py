@@ -1,7 +1,7 @@
-"""Puts the dialects together as one aiohttp application, in which every error has the shape of its dialect; and the
-door that stands in for it before it is there and while it leaves.
+"""The aiohttp application: all routes and middlewares. Every error is sent in the format of its route's dialect.
 
-Knows nothing of what the routes do. Serve it with `handler_cancellation=True`: a client that leaves ends its request.
+`create_door` makes the application that answers probes while the main one is not ready or shuts down. Serve both with
+`handler_cancellation=True`, so that a request is cancelled when its client disconnects.
 """
 
 from collections.abc import Iterable
@@ -49,10 +49,11 @@ KEPT_HEADERS = ("Allow", "WWW-Authenticate")
 
 def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys: Keys,
                about: About, *, sender: Sender | None = None) -> web.Application:
-    """Without a name clients see what the shards call the model. With a sender spans are sent."""
+    """Create the application. An empty `about.name` is replaced by the shards' name of the model; spans are sent only
+    with a `sender`."""
     about = About(about.name or engine.facts.model, about.notice)
     tracing = [] if sender is None else [trace_requests(Spans(sender, about.name))]
-    # aiohttp refuses bodies that reach its limit, ours may be reached.
+    # aiohttp rejects bodies of exactly its limit; --payload-limit is inclusive.
     app = web.Application(client_max_size=config.payload_limit + 1, middlewares=[
         *tracing, telling(config.compat), check_keys(keys),
         count_requests(engine.tally.requests)])
@@ -67,7 +68,7 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
 
 
 def dialects(house: House) -> list[web.RouteDef]:
-    """What is in two of them is answered in the one that comes first."""
+    """Return the routes of all dialects. A route of several dialects belongs to the first (see `first_of_each`)."""
     tgi, chats, completions = Tgi(house), OpenAi(house), Completions(house)
     study = Inference(house).routes() if house.config.dialect == "batching" else []
     routes = [*study, *tgi.routes(), *chats.routes(), *completions.routes()]
@@ -86,7 +87,7 @@ def first_of_each(routes: Iterable[web.RouteDef]) -> list[web.RouteDef]:
 
 def create_door(probes: Probes, keys: Keys, also: Iterable[web.RouteDef] = (), *, compat: str = "none"
                 ) -> web.Application:
-    """Probes are answered, and these routes; all others may come again later."""
+    """Create an application that answers probes and the routes in `also`, and rejects all others with 503."""
     async def later(_: web.Request) -> NoReturn:
         raise NotReady(probes.ailment() or "it is about to be")
 
@@ -96,7 +97,7 @@ def create_door(probes: Probes, keys: Keys, also: Iterable[web.RouteDef] = (), *
 
 
 def telling(compat: str) -> Middleware:
-    """Make answers of errors, in the words of the route's dialect."""
+    """Return a middleware that turns exceptions into error responses in the format of the route's dialect."""
     @web.middleware
     async def tell_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
@@ -156,7 +157,7 @@ def too_large(request: web.Request, error: Exception) -> str:
 
 
 def cut_off(request: web.Request) -> web.Response:
-    """End the connection without an answer; what is returned goes nowhere."""
+    """Abort the connection without a response; the returned one is never sent."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response(status=503)

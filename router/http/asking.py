@@ -1,4 +1,4 @@
-"""Asks a server that speaks OpenAI's dialect, and hears the answer as it comes. Knows no terminal."""
+"""Streaming client for OpenAI's `/v1/chat/completions`."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -9,18 +9,18 @@ from typing import Any
 
 import aiohttp
 
-# A server that speaks sends at least a comment every 15 seconds.
+# On a stream, weft sends at least a comment every 15 seconds.
 PATIENCE = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)
 MOST_TOLD = 500  # characters of an error
 
 
 class Failed(Exception):
-    """There is no answer, or not all of it."""
+    """Error: there is no answer, or only a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """None, or an empty text, is not sent: then the server decides."""
+    """Server and parameters of a chat. None or empty fields are not sent, so that the server's defaults apply."""
 
     url: str
     model: str = ""
@@ -31,7 +31,7 @@ class Order:
 
     @property
     def address(self) -> str:
-        """Others give the address of the API, which ends with /v1."""
+        """URL of the route. `url` may end with /v1, as the base URL of other clients does."""
         return f"{self.url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
 
     def body(self, messages: list[dict[str, str]]) -> dict[str, Any]:
@@ -43,14 +43,14 @@ class Order:
 
 @dataclass(slots=True)
 class Answer:
-    """What came so far, and when."""
+    """The answer received so far, with timestamps."""
 
     asked: float
     clock: Callable[[], float] = monotonic
     parts: list[str] = field(default_factory=list)
-    first: float = 0.0  # when the first part came
+    first: float = 0.0  # time of the first part
     last: float = 0.0
-    num_tokens: int = 0  # as the server counts, or else the parts
+    num_tokens: int = 0  # the server's count, or the number of parts until the server sends one
 
     @property
     def text(self) -> str:
@@ -64,7 +64,7 @@ class Answer:
         self.num_tokens += 1
 
     def figures(self) -> str:
-        """How fast it came: what the first token took is told apart, since the prompt is computed then."""
+        """Return the speed as text. The time to first token is separate, because it includes the prefill."""
         if not self.parts:
             return "no answer"
         count = f"{self.num_tokens} token{'s' if self.num_tokens > 1 else ''}"
@@ -74,7 +74,7 @@ class Answer:
 
 
 class Chat:
-    """The messages so far, and the way to the server."""
+    """A chat with a server, and its messages so far."""
 
     def __init__(self, order: Order, key: str = "") -> None:
         self._order = order
@@ -83,7 +83,7 @@ class Chat:
         self.messages: list[dict[str, str]] = []
 
     async def ask(self, question: str, show: Callable[[str], None]) -> Answer:
-        """What came is part of the chat, also of an answer that was stopped. Raises Failed."""
+        """Send a question and show the answer as it arrives. A stopped answer stays in the chat. Raises Failed."""
         answer = Answer(monotonic())
         self.messages.append({"role": "user", "content": question})
         try:
@@ -98,7 +98,7 @@ class Chat:
         self.messages.clear()
 
     def _keep(self, text: str) -> None:
-        """A question without an answer would stand beside the next one."""
+        """Append the answer; if it is empty drop the question, or two user messages would follow each other."""
         if text:
             self.messages.append({"role": "assistant", "content": text})
         else:
@@ -119,7 +119,7 @@ class Chat:
 
 @contextmanager
 def on_the_way_to(url: str) -> Iterator[None]:
-    """What goes wrong there is Failed, in words."""
+    """Turn connection errors of the block into Failed with a readable message."""
     try:
         yield
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
@@ -136,7 +136,7 @@ async def check_status(response: aiohttp.ClientResponse) -> None:
 
 
 async def chunks(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """Up to the mark of the end, without which something is missing."""
+    """Yield the chunks up to `[DONE]`. Raises Failed if the stream ends without it or sends an error."""
     async for line in response.content:
         if not line.startswith(b"data:"):
             continue
@@ -151,12 +151,12 @@ async def chunks(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, An
 
 
 def content(chunk: dict[str, Any]) -> str:
-    """The text of a chunk; that with the figures has none."""
+    """Return the text of a chunk; the chunk with the usage has none."""
     return "".join(choice.get("delta", {}).get("content") or "" for choice in chunk.get("choices", ()))
 
 
 def reason(told: str) -> str:
-    """The sentence of an error, in whichever shape it comes; of what is none, the beginning."""
+    """Return the message of an error response in any known format, or else the beginning of the response."""
     sentence: Any = None
     with suppress(ValueError, AttributeError):
         error = json.loads(told).get("error")

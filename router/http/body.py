@@ -1,5 +1,4 @@
-"""The JSON body of a request as a checked object, and an object as the body of an answer. The only place that reads
-bodies. Knows nothing of what fields mean."""
+"""Request bodies, decompressed and validated as pydantic models, and JSON responses. No other module reads bodies."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,8 @@ CONTENT = web.RequestKey("content", bytes)  # decompressed
 
 
 class Foreign(BaseModel):
-    """Types as strict as TGI's: no number for a string, no 1.0 for 1, no true for 1. Unknown fields are ignored."""
+    """Base class of request bodies. Types are as strict as TGI's: no number for a string, no 1.0 for 1, no true for 1.
+    Unknown fields are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -26,13 +26,13 @@ F = TypeVar("F", bound=Foreign)
 
 
 async def read_body(request: web.Request, shape: type[F]) -> F:
-    """Raises the HTTP error for what is wrong: 415, 413, 400 (not JSON) or 422 (JSON of another shape)."""
+    """Return the validated body. Raises the HTTP errors 415, 413, 400 (not JSON) and 422 (JSON of another shape)."""
     check_media_type(request)
     return await read_untyped(request, shape)
 
 
 async def read_untyped(request: web.Request, shape: type[F]) -> F:
-    """Whatever it says that its body is."""
+    """Return the validated body, whatever its Content-Type. Raises HTTP errors as `read_body` does."""
     content = await read_content(request)
     try:
         return shape.model_validate_json(content)
@@ -66,7 +66,7 @@ def check_media_type(request: web.Request) -> None:
 
 
 class WrongShape(web.HTTPUnprocessableEntity):
-    """JSON that is not what a route takes: where in it, and what is wrong there."""
+    """HTTP error 422: JSON of another shape. `param` is the top-level field, `what` the location and the fault."""
 
     def __init__(self, where: Sequence[str | int], what: str) -> None:
         self.param = str(where[0]) if where else ""
@@ -75,7 +75,7 @@ class WrongShape(web.HTTPUnprocessableEntity):
 
 
 def malformed(error: ValidationError) -> web.HTTPException:
-    """About the first thing that is wrong, in words that do not repeat the body."""
+    """Return the HTTP error for the first fault, with a message that does not repeat the body."""
     first: Any = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return web.HTTPBadRequest(text=f"Failed to parse the request body as JSON: {first['msg']}")

@@ -1,7 +1,6 @@
-"""What every route is for, as data: the page at /docs and the OpenAPI document are made of it, and a test compares it
-with the routes that there are.
+"""Catalog of all routes as data, from which the page at /docs and the OpenAPI document are generated.
 
-Knows nothing of how a request is answered.
+A test compares it with the routes of the application.
 """
 
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ class Entry:
     bodies: tuple[type[Foreign], ...] = ()  # one of these, or none
     streams: bool = False  # answers, or may answer, with server-sent events
     answer: str = "application/json"
-    refusals: tuple[str, ...] = ()  # statuses beyond those that any route of its kind may have
+    refusals: tuple[str, ...] = ()  # error statuses beyond those common to routes of its kind
 
 
 GENERATING = (
@@ -90,7 +89,7 @@ STUDY = (  # with --dialect batching
 SECTIONS: Mapping[str, tuple[Entry, ...]] = {
     "Generate": GENERATING, "Embed and classify": READING, "Adapters": ADAPTERS, "Ask the server": TELLING,
     "Probes": PROBES}
-# What the same routes take with --compat lorax.
+# Bodies of the same routes with --compat lorax.
 LORAX: dict[str, tuple[type[Foreign], ...]] = {
     "/": (LoraxCompatGenerate,),
     "/generate": (LoraxGenerate,),
@@ -103,7 +102,7 @@ LORAX: dict[str, tuple[type[Foreign], ...]] = {
 
 
 def sections(compat: str, dialect: str = "none") -> Mapping[str, tuple[Entry, ...]]:
-    """By their titles, for whose oddities are kept (--compat), and who else is understood (--dialect)."""
+    """Return the sections by title for these values of --compat and --dialect."""
     bodies = LORAX if compat == "lorax" else {}
     generating = tuple(replace(entry, bodies=bodies.get(entry.path, entry.bodies)) for entry in GENERATING)
     if dialect != "batching":

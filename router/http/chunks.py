@@ -1,7 +1,6 @@
-"""Generated tokens as OpenAI's JSON: chunks of a stream, or a whole answer, of a chat or of texts.
+"""Rendering of generated tokens as OpenAI's JSON: chunks of a stream or a whole response, for chats and completions.
 
-Knows nothing of HTTP. What a chunk says beside its text is the same for all chunks of an answer and made once; text is
-escaped to ASCII, as in TGI's events.
+The part that all chunks of a stream share is rendered once. Text is escaped to ASCII, as in TGI's events.
 """
 
 import json
@@ -17,7 +16,7 @@ from router.request import FinishReason
 from router.stream import Event, FailedEvent, FinishedEvent, TokenEvent, TopToken
 
 DONE = "data: [DONE]\n\n"
-# OpenAI has no word for a time that ran out; like a length, it cuts a text off.
+# OpenAI has no finish reason for a timeout; `length` also means that the text was cut off.
 REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "stop",
            FinishReason.LENGTH: "length", FinishReason.TIMEOUT: "length"}
 TGI_REASONS = REASONS | {FinishReason.STOP_STRING: "stop_sequence"}
@@ -25,11 +24,11 @@ TGI_REASONS = REASONS | {FinishReason.STOP_STRING: "stop_sequence"}
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """In which a dialect tells how an answer ended."""
+    """A dialect's finish reasons, and details of its chunks."""
 
     whole: Mapping[FinishReason, str]
     streamed_text: Mapping[FinishReason, str]
-    unfinished: str  # of a text in a stream, as JSON
+    unfinished: str  # JSON of the finish reason in a completion's chunks before the last
     calls: str
     every_delta_has_a_role: bool
 
@@ -40,21 +39,21 @@ TGI = Words(TGI_REASONS, TGI_REASONS | {FinishReason.END_TOKEN: "eos_token"}, '"
 
 
 def error_chunk(error: Exception) -> str:
-    """An error and the end of a stream. TGI has `message` and `http_status_code`, OpenAI's clients `type`, those of the
-    Hub `error_type`."""
+    """Return an error and the end of a stream, in one format for all clients: TGI has `message` and
+    `http_status_code`, OpenAI's clients read `type`, those of the Hub `error_type`."""
     told = Told.of(error)
     inner = {"message": told.text, "type": told.error_type, "http_status_code": told.status}
     return f"data: {json.dumps({'error': inner, 'error_type': told.error_type}, separators=(',', ':'))}\n\n{DONE}"
 
 
 def api_error_chunk(error: Exception) -> str:
-    """An error and the end of a stream, as OpenAI's clients read them."""
+    """Return an error and the end of a stream in OpenAI's format."""
     return f"data: {ApiError.of(error).json()}\n\n{DONE}"
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What an answer, and each chunk of it, says of itself."""
+    """Metadata of a response, repeated in each of its chunks."""
 
     id: str
     created: int  # in seconds
@@ -70,7 +69,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a client asked for beside the text."""
+    """Optional parts of a response that the client asked for."""
 
     usage: bool = False  # at the end of a stream
     logprobs: bool = False
@@ -89,7 +88,7 @@ def chat_json(label: Label, answer: Answer, extras: Extras, message: str, reason
 
 
 def logprobs_json(tokens: Iterable[TokenEvent]) -> str:
-    """Special tokens too: whoever sums these up wants all of them."""
+    """Return the logprobs of all tokens, special ones included, so that their sum covers the whole output."""
     return f'{{"content":[{",".join(map(logprob_json, tokens))}]}}'
 
 
@@ -113,18 +112,20 @@ def text_completion_json(label: Label, answers: Sequence[Answer]) -> str:
 
 
 class Pieces:
-    """The events of one request, rendered burst by burst: a chunk for each token. The last token's chunk carries the
-    reason for the end, and so much text that all chunks together have the whole. How a chunk looks, subclasses say."""
+    """Renderer of one request's events, with one chunk per token. Subclasses define the format of a chunk.
+
+    The last token's chunk carries the finish reason and any text not sent yet, so that the chunks add up to the whole.
+    """
 
     __slots__ = ("_num_told", "ended")
 
     def __init__(self) -> None:
         self.ended = False
-        self._num_told = 0  # characters
+        self._num_told = 0  # characters sent so far
 
     def burst(self, events: list[Event]) -> bytes:
         parts: list[str] = []
-        token: TokenEvent | None = None  # the last one: which may be the last of all
+        token: TokenEvent | None = None  # held back until the next event: it may be the last token
         for event in events:
             if token is not None and type(event) is not FinishedEvent:
                 parts.append(self._piece(token))
@@ -151,7 +152,7 @@ class Pieces:
         raise NotImplementedError
 
     def _end(self, event: FinishedEvent, text: str, token: TokenEvent | None, /) -> str:
-        """With the text that is left, and the last token, unless it was told before."""
+        """Render the end, with the text not sent yet, and with the last token unless it is already sent."""
         raise NotImplementedError
 
     def _failed(self, event: FailedEvent) -> str:
@@ -159,7 +160,7 @@ class Pieces:
 
 
 class Chunks(Pieces):
-    """Of a chat."""
+    """Renderer of a chat's stream."""
 
     __slots__ = ("_before", "_before_others", "_begin", "_error_chunk", "_extras", "_num_prompt_tokens", "_words")
 
@@ -190,7 +191,7 @@ class Chunks(Pieces):
         return self._content(text, token, f'"{self._words.whole[event.reason]}"') + self._after(event.num_tokens)
 
     def _after(self, num_tokens: int) -> str:
-        """What comes behind the last chunk."""
+        """Return what follows the last chunk: the usage, if requested, and the end of the stream."""
         if not self._extras.usage:
             return DONE
         return f'{self._begin}],"usage":{usage_json(self._num_prompt_tokens, num_tokens)}}}\n\n{DONE}'
@@ -202,7 +203,7 @@ class Chunks(Pieces):
 
 
 class TextChunks(Pieces):
-    """Of one of the texts in a stream of several. The last chunk of each tells its usage."""
+    """Renderer of one completion in a stream that may hold several. The last chunk of each has its usage."""
 
     __slots__ = ("_before", "_words", "error", "num_prompt_tokens", "num_tokens")
 
@@ -212,7 +213,7 @@ class TextChunks(Pieces):
         self._words = label.words
         self.num_prompt_tokens = num_prompt_tokens
         self.num_tokens = 0  # known at the end
-        self.error: RequestError | None = None  # which ends all texts, not only this one
+        self.error: RequestError | None = None  # ends all completions of the stream, not only this one
 
     def _chunk(self, text: str, _: TokenEvent | None, /) -> str:
         return (f'{self._before}{quoted(text)},"logprobs":null,"finish_reason":{self._words.unfinished}}}],'
@@ -230,7 +231,7 @@ class TextChunks(Pieces):
 
 
 def text_usage_chunk(label: Label, texts: Sequence[TextChunks]) -> str:
-    """Of all texts together."""
+    """Return the chunk with the usage of all completions together."""
     usage = usage_json(sum(text.num_prompt_tokens for text in texts), sum(text.num_tokens for text in texts))
     return f'data: {{{label.json("text_completion")},"choices":[],"usage":{usage}}}\n\n'
 

@@ -1,7 +1,4 @@
-"""What texts name: `/classify` and `/classify_batch`, as LoRAX has them.
-
-Turns foreign JSON into `Wanted`, and labels into foreign JSON. Knows nothing of how labels become entities.
-"""
+"""LoRAX's `/classify` and `/classify_batch`: entities in texts, from the labels of their tokens."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -60,7 +57,7 @@ class Classify:
         return json_answer(found.made, found.headers)
 
     async def _found(self, request: web.Request, texts: Sequence[str], caller: Caller) -> Read[list[dict[str, Any]]]:
-        """By text."""
+        """Return the entities of each text, in order."""
         asked = [wanted(text, caller.part(index)) for index, text in enumerate(texts)]
         return await read(self._house, request, caller, asked, lambda index, said: self._told(texts[index], said))
 
@@ -77,6 +74,6 @@ def wanted(text: str, caller: Caller) -> Wanted:
 
 
 def entity_told(entity: Entity) -> dict[str, Any]:
-    """LoRAX tells words in lower case."""
+    """Return an entity in LoRAX's format, which has words in lower case."""
     return {"entity_group": entity.group, "score": entity.score, "word": entity.word.lower(), "start": entity.start,
             "end": entity.end}

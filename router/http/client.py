@@ -1,8 +1,8 @@
-"""A chat in a terminal with any server that speaks OpenAI's dialect: `python -P -m router.http.client JSON`.
+"""Chat in a terminal with any server that has OpenAI's API: `python -P -m router.http.client JSON`.
 
-The JSON object is an `Order`. A key for the server comes by a variable, WEFT_API_KEY. Answers go to standard output as
-they come, figures and whatever goes wrong to standard error. On a terminal Ctrl-C stops an answer and the chat goes on;
-otherwise every line of standard input is a question, and the first failure is the end. Knows nothing of HTTP.
+The JSON object holds the fields of `Order`; the key for the server is in the environment variable WEFT_API_KEY. Answers
+are streamed to standard output, statistics and errors go to standard error. On a terminal Ctrl-C stops the answer and
+the chat continues; otherwise every line of standard input is a question, and the first failure ends the program.
 """
 
 import asyncio
@@ -20,22 +20,22 @@ from router.http.asking import Chat, Failed, Order
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 PROMPT = "> "
 HELP = "/reset forgets the chat, /system TEXT tells the model what it is, /exit or Ctrl-D ends, Ctrl-C stops an answer"
-# Models may say what terminals would obey. A tab and the end of a line are text.
+# Control characters that are removed: a model may generate terminal escape sequences. Tabs and newlines are kept.
 OBEYED = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
 class Terminal:
-    """Where the chat is read and shown; `lines` gives what a user types."""
+    """Input and output of the chat; `read` returns the next line that the user types."""
 
     def __init__(self, read: Callable[[str], str], output: TextIO, errors: TextIO, *, live: bool) -> None:
         self._read = read
         self._output = output
         self._errors = errors
         self._within_line = False
-        self.live = live  # a person sits there
+        self.live = live  # interactive, as opposed to piped
 
     def line(self) -> str | None:
-        """The next one without blanks around it, None at the end. Ctrl-C empties the line."""
+        """Return the next line, stripped, or None at the end of input. In a live chat Ctrl-C discards the line."""
         while True:
             try:
                 return self._read(PROMPT if self.live else "").strip()
@@ -63,14 +63,14 @@ class Terminal:
 
 
 class Session:
-    """One chat at one terminal, until its end."""
+    """Loop of one chat at one terminal."""
 
     def __init__(self, chat: Chat, terminal: Terminal) -> None:
         self._chat = chat
         self._terminal = terminal
 
     def run(self) -> int:
-        """The exit code."""
+        """Run the chat to its end and return the exit code."""
         if self._terminal.live:
             self._terminal.remark(HELP)
         for line in iter(self._terminal.line, None):
@@ -82,7 +82,7 @@ class Session:
         return 0
 
     def _command(self, line: str) -> bool:
-        """Whether there is such a command."""
+        """Run a command. Return whether it exists."""
         word, _, rest = line.partition(" ")
         if word == "/reset":
             self._chat.forget()
@@ -94,7 +94,7 @@ class Session:
         return True
 
     def _ask(self, line: str) -> bool:
-        """Whether there was an answer, or one was not wanted."""
+        """Ask a question and show the answer. Return False if that failed."""
         if not line:
             return True
         try:
@@ -122,13 +122,13 @@ def main() -> None:
     live = sys.stdin.isatty() and sys.stdout.isatty()
     if live:
         with suppress(ImportError):
-            import_module("readline")  # lines can be edited, and earlier ones come again
+            import_module("readline")  # line editing and history for `input`
     terminal = Terminal(input, sys.stdout, sys.stderr, live=live)
     try:
         raise SystemExit(Session(Chat(order, os.environ.get(API_KEY, "")), terminal).run())
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except BrokenPipeError:  # whoever read the answers has left
+    except BrokenPipeError:  # the reader of standard output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
 

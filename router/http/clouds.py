@@ -1,6 +1,6 @@
-"""Routes that clouds have of their own: SageMaker's `/invocations`, Vertex AI's `/vertex`.
+"""Routes of cloud platforms: SageMaker's `/invocations` and Vertex AI's `/vertex`.
 
-Both take the bodies of other routes. Knows nothing of what these mean.
+Both take the bodies of other routes.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from router.validation import Choice
 
 
 class Invocation(Foreign):
-    """Which of these is there tells whose body it is."""
+    """The fields that decide which route the body is for: the first one present."""
 
     inputs: Any = None
     messages: Any = None
@@ -35,7 +35,7 @@ class Instances(Foreign):
 
 class Clouds:
     def __init__(self, house: House, text: Handler, chat: Handler, completion: Handler) -> None:
-        """With the handlers of `/`, of chats and of completions."""
+        """`text`, `chat` and `completion` are the handlers of `/`, of chats and of completions."""
         self._house = house
         self._handlers = {"inputs": text, "messages": chat, "prompt": completion}
 
@@ -46,7 +46,7 @@ class Clouds:
         try:
             handler = await self._handler(request)
         except Exception:
-            Caller.of(request, self._house.engine)  # it counts, though no handler will say so
+            Caller.of(request, self._house.engine)  # counts the request, since no handler will
             raise
         return await handler(request)
 

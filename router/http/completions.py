@@ -1,7 +1,6 @@
-"""`POST /v1/completions`: texts to go on with, one or several in a request.
+"""OpenAI's `POST /v1/completions`, with one or several prompts in a request.
 
-Turns foreign JSON into `Wanted`; chunks.py turns events into foreign JSON. Knows nothing of limits but how many prompts
-a request may have.
+Parses bodies into `Wanted`; chunks.py renders the events. The validator checks limits, except the number of prompts.
 """
 
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ class Completion(Asked):
     logprobs: Unsigned32 | None = None
 
     def check(self, most_prompts: int) -> None:
-        """What text-generation-inference refuses."""
+        """Reject what text-generation-inference rejects, too. Raises InvalidRequest."""
         if self.suffix:
             raise InvalidRequest("`suffix` is given, but text is only generated at the end of a prompt; leave it out",
                                 "suffix not supported")
@@ -46,7 +45,7 @@ class Completion(Asked):
                                 f"got {len(self.prompt)}", "batch size exceeded")
 
     def check_served(self) -> None:
-        """What would be answered differently from what was asked for is refused."""
+        """Reject fields that are not implemented, instead of ignoring them as `--compat tgi` does."""
         for name in ("n", "best_of"):
             if getattr(self, name) not in {None, 1}:
                 raise InvalidRequest(f"`{name}` must be 1, got {getattr(self, name)}; ask several times")
@@ -66,7 +65,8 @@ class Completions:
         return [web.post("/v1/completions", self.complete)]
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        """What is wrong is told with its status on streams too: a stream begins when the requests are under way."""
+        """Answer with a whole response or a stream. A stream opens only after its requests are submitted, so that
+        errors up to then have their HTTP status."""
         caller = Caller.of(request, self._house.engine)
         asked = await read_body(request, Completion)
         asked.check(self._house.config.max_client_batch_size)
@@ -113,7 +113,7 @@ class Completions:
 
 
 async def pumped(pump: Pump, text: TextChunks) -> None:
-    """Raises the error of a text that failed, when what there was of it is written."""
+    """Run the pump, then raise the completion's error if it failed: the text before the error is already written."""
     await pump.run()
     if text.error is not None:
         raise text.error

@@ -1,7 +1,6 @@
-"""Content-Encoding of request bodies: which encodings are taken, and decompression within a limit.
+"""Content-Encoding of request bodies: the supported encodings, and decompression within a limit.
 
-aiohttp decompresses nothing here (`server.PROTOCOL`): it would do so for requests that are refused, too. Knows nothing
-of what a body holds.
+aiohttp's own decompression is off (`server.PROTOCOL`): it would decompress the bodies of rejected requests, too.
 """
 
 import asyncio
@@ -11,17 +10,17 @@ from collections.abc import Iterator
 from aiohttp import web
 
 IDENTITY = "identity"
-WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's numbers for the format and its window
-RAW_DEFLATE = -15  # what some clients send as deflate: without zlib's head
+WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits: format and window size
+RAW_DEFLATE = -15  # wbits of deflate without zlib's header, as some clients send it
 SLICE = 65_536  # bytes of input and of output in one call of zlib, a fraction of a millisecond
 
 
 class TooLargeDecompressed(web.HTTPRequestEntityTooLarge):
-    """The HTTP error 413 for a body that is small enough as it is sent."""
+    """HTTP error 413 for a body that exceeds the limit only once decompressed."""
 
 
 def encoding_of(request: web.Request) -> str:
-    """Return the encoding of a body. Raises the HTTP error 415 for one that is not taken."""
+    """Return the encoding of a body. Raises the HTTP error 415 for an unsupported one."""
     given = ",".join(request.headers.getall("Content-Encoding", [IDENTITY])).strip().lower()
     if given != IDENTITY and given not in WINDOWS:
         raise web.HTTPUnsupportedMediaType(
@@ -30,8 +29,8 @@ def encoding_of(request: web.Request) -> str:
 
 
 async def decompress(content: bytes, encoding: str, limit: int) -> bytes:
-    """Return what was compressed. Other tasks have their turn after each slice. Raises the HTTP errors 413 as soon as
-    there are more than `limit` bytes, and 400 for what is not in this encoding."""
+    """Return the decompressed content, yielding to other tasks after each slice. Raises the HTTP errors 413 as soon
+    as there are more than `limit` bytes, and 400 for content that is not in this encoding."""
     body = bytearray()
     try:
         for piece in slices(content, window_of(content, encoding)):
@@ -45,7 +44,7 @@ async def decompress(content: bytes, encoding: str, limit: int) -> bytes:
 
 
 def window_of(content: bytes, encoding: str) -> int:
-    """Return zlib's number for this content: its own head always begins with an 8 in the low bits."""
+    """Return zlib's wbits for the content. A zlib header always has 8 in its low four bits; raw deflate has none."""
     is_raw = encoding == "deflate" and content[:1] and content[0] & 0xF != 8
     return RAW_DEFLATE if is_raw else WINDOWS[encoding]
 

@@ -1,7 +1,7 @@
-"""Which websites may ask from a browser: the headers by which a browser lets a page of another origin see our answers.
+"""CORS: headers that let a browser show the server's responses to pages of other origins.
 
-A browser asks beforehand, without a key, whether it may send one. Knows no route, and keeps nobody out: whoever uses no
-browser never asks.
+Browsers send preflight requests without a key, so these are answered before keys are checked. CORS is no access
+control: only browsers respect it.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 METHODS = "GET, POST"
-REMEMBERED = "600"  # seconds for which a browser need not ask again
+REMEMBERED = "600"  # seconds for which a browser may cache a preflight response
 ASKED = "Access-Control-Request-Method"
 
 
 def allow_origins(app: web.Application, origins: Sequence[str]) -> None:
-    """Nothing changes when there are none."""
+    """Allow these origins to read the responses of `app`; without origins, change nothing."""
     if not origins:
         return
 
     async def mark(request: web.Request, response: web.StreamResponse) -> None:
-        """Streams, errors and refused keys, too: a page shall be able to read why."""
+        """Add the headers to streams and errors, too, so that a page can read why a request was rejected."""
         response.headers.update(permission(request.headers.get("Origin", ""), origins))
 
     app.middlewares.insert(0, answer_preflight)
@@ -30,7 +30,7 @@ def allow_origins(app: web.Application, origins: Sequence[str]) -> None:
 def permission(origin: str, origins: Sequence[str]) -> dict[str, str]:
     if "*" in origins:
         return {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": "*"}
-    differs = {"Vary": "Origin"}  # what a cache keeps for one origin is not for another
+    differs = {"Vary": "Origin"}  # a cached response is valid for one origin only
     if origin not in origins:
         return differs
     return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": "*"} | differs
@@ -38,8 +38,8 @@ def permission(origin: str, origins: Sequence[str]) -> dict[str, str]:
 
 @web.middleware
 async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Any header may be sent, `Authorization` and those of client libraries among them: a key that a page does not know
-    it cannot send."""
+    """Answer preflight requests and pass on all others. Any header is allowed, `Authorization` and those of client
+    libraries included: a page can only send a key that it knows."""
     if request.method != "OPTIONS" or ASKED not in request.headers or "Origin" not in request.headers:
         return await handler(request)
     wanted = request.headers.get("Access-Control-Request-Headers", "content-type, authorization")

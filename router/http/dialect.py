@@ -1,7 +1,4 @@
-"""What dialects have in common: what they stand on, and the ways from a request to whole answers or to a stream.
-
-Knows no route and no JSON.
-"""
+"""Code shared by all dialects: the services that they use, and how requests become whole answers or a stream."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -30,14 +27,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What clients are told of the model."""
+    """The model's name and notice, as clients see them."""
 
     name: str = ""
-    notice: str = ""  # what users should know of it
+    notice: str = ""  # what users should know about the model
 
 
 class Engine(Protocol):
-    """What a dialect needs of the router's loop."""
+    """Interface of the engine that the dialects use."""
 
     @property
     def facts(self) -> ModelFacts: ...
@@ -61,7 +58,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """What every dialect stands on."""
+    """Services that every dialect uses."""
 
     engine: Engine
     validator: Validator
@@ -80,7 +77,7 @@ class House:
 
     @property
     def is_tgi(self) -> bool:
-        """Whether oddities of text-generation-inference are wanted (--compat)."""
+        """Whether to reproduce quirks of text-generation-inference (--compat tgi)."""
         return self.config.compat == "tgi"
 
     @property
@@ -91,7 +88,8 @@ class House:
 @asynccontextmanager
 async def open_stream(request: web.Request, headers: Mapping[str, str], patience: float,
                       told: Callable[[Exception], str]) -> AsyncIterator[EventStream]:
-    """An event stream for the block. What the block raises is told as its last event, in the dialect's words."""
+    """Open an event stream for the block. An exception of the block becomes the last event, rendered by `told`;
+    Cancelled and ConnectionError abort the connection."""
     async with event_stream(request, headers, patience) as out:
         try:
             yield out
@@ -106,7 +104,7 @@ async def open_stream(request: web.Request, headers: Mapping[str, str], patience
 
 
 async def collected(house: House, choices: Sequence[Choice], caller: Caller) -> list[Answer]:
-    """The answers of all choices. When one fails or the client leaves, all are given up."""
+    """Return the answers of all choices. If one fails or the client disconnects, all are cancelled."""
     with submitted(house, choices, caller) as streams:
         return await together(Collector(*pair).answer() for pair in zip(streams, choices, strict=True))
 
@@ -122,7 +120,7 @@ def submitted(house: House, choices: Sequence[Choice], caller: Caller) -> Iterat
 
 
 async def together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
-    """Raises the first failure as it is."""
+    """Run coroutines concurrently, return their results. Raises the first failure, not an ExceptionGroup."""
     parts = [*work]
     if len(parts) == 1:
         return [await parts[0]]

@@ -1,8 +1,4 @@
-"""The routes as a page for people, which needs no script and no other file, and as a document for programs. Both are
-made when somebody asks for them.
-
-Knows nothing of what routes mean.
-"""
+"""The page at /docs, a single file without scripts, and the OpenAPI document; both are generated on first use."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -86,6 +82,6 @@ def kind_of(about: Mapping[str, Any]) -> str:
 
 
 def inner_names(schema: Mapping[str, Any]) -> list[str]:
-    """Of the objects within."""
+    """Return the names of the schemas that the fields refer to."""
     kinds = " ".join(kind_of(about) for about in schema.get("properties", {}).values()).split()
     return [kind for kind in dict.fromkeys(kinds) if kind[:1].isupper()]

@@ -1,7 +1,6 @@
-"""Embeddings: `/embed` as LoRAX has it, `/v1/embeddings` as OpenAI does.
+"""Embeddings: LoRAX's `/embed` and OpenAI's `/v1/embeddings`.
 
-Turns foreign JSON into `Wanted`, and vectors into foreign JSON. Knows nothing of limits but how many texts a request
-may have.
+The validator checks limits, except the number of texts and `dimensions`.
 """
 
 from base64 import b64encode
@@ -29,12 +28,12 @@ from router.validation import Wanted
 
 NAMES = Names(prompt="input", truncate="")
 EMBED_NAMES = Names(truncate="")
-MOST_TEXTS = 2048  # as OpenAI has it
+MOST_TEXTS = 2048  # OpenAI's limit
 
 
 class EmbedParameters(Adapted):
     def wanted(self, token: str) -> Adapter | None:
-        """By which adapter."""
+        """Return the adapter that the request names, if any. Raises InvalidRequest."""
         if self.adapter_id and self.merged_adapters is not None:
             raise InvalidRequest("at most one of `adapter_id` or `merged_adapters` may be given")
         return self.adapter(token)
@@ -49,7 +48,7 @@ class EmbedRequest(Foreign):
 
 
 def several(given: object) -> object:
-    """One text, or the tokens of one, are a list of one."""
+    """Wrap a single text, or a single list of token ids, in a list."""
     is_one = isinstance(given, str) or (isinstance(given, list) and bool(given) and isinstance(given[0], int))
     return [given] if is_one else given
 
@@ -61,7 +60,7 @@ Inputs = Annotated[
 
 
 class EmbeddingsRequest(Foreign):
-    """Null means not given."""
+    """One or several texts to embed. Null means that a field is not given."""
 
     input: Inputs
     model: str | None = None
@@ -136,7 +135,7 @@ def vector_json(vector: Vector) -> str:
 
 
 def cut(vector: Vector, length: int) -> Vector:
-    """Its first values, made as long as 1 again."""
+    """Return the first `length` values, normalised to unit length. Raises InvalidRequest."""
     if length > len(vector):
         raise InvalidRequest(f"`dimensions` must be at most {len(vector)} with this model, got {length}")
     norm = sqrt(fsum(value * value for value in vector[:length]))

@@ -1,6 +1,6 @@
-"""The port of a server, and who stands there while nobody is let in: probes are answered, all others are told to wait.
+"""Listening socket of the server, and the stand-in on it while the main application is not ready or shuts down.
 
-Knows nothing of the application that is let in.
+The stand-in answers probes and rejects all other requests with 503.
 """
 
 import socket
@@ -30,18 +30,18 @@ class Entrance:
 
     @classmethod
     def of(cls, config: RouterConfig, listen_fd: int = -1) -> "Entrance":
-        """At the socket that was inherited, if one was. Raises ValueError and OSError."""
+        """Use the inherited socket `listen_fd`, or else open one. Raises ValueError and OSError."""
         keys = Keys.of(config)
         given = socket.socket(fileno=listen_fd) if listen_fd >= 0 else None
         listener = given or listen(config.hostname, config.port)
         return cls(listener, Door(listener), keys, config.cors_allow_origin, config.compat)
 
     async def shut(self, engine: Engine, startup: Callable[[], dict[str, Any] | None]) -> None:
-        """Nothing was served yet."""
+        """Start the stand-in during startup, before any request is served."""
         await self._shut(Probes(engine.ailment, startup))
 
     async def shut_again(self, engine: Engine) -> None:
-        """Somebody may still be served, and be counted."""
+        """Start the stand-in during shutdown. It serves metrics, too, since requests may still be running."""
         await self._shut(Probes(engine.ailment, lambda: None), Metrics(engine).routes())
 
     async def _shut(self, probes: Probes, also: Iterable[web.RouteDef] = ()) -> None:

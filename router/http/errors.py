@@ -1,7 +1,7 @@
-"""How errors are told to clients: a status and a JSON object with `error` and `error_type`, as TGI's clients read it.
-Errors of OpenAI's routes are in api_errors.py.
+"""Error responses in TGI's format: a status and a JSON object with `error` and `error_type`. OpenAI's format is in
+api_errors.py.
 
-Knows nothing of routes. What is not one of ours is logged with its traceback, and the client learns nothing of it.
+An unexpected exception is logged with its traceback; the client only receives `Internal server error`.
 """
 
 import json
@@ -27,9 +27,9 @@ from router.errors import (
 
 logger = logging.getLogger(__name__)
 
-MOST_TOLD = 500  # characters: a text may name what the client gave, of any length
+MOST_TOLD = 500  # characters: a message may repeat a client's value of any length
 
-# Clients key on status and type: `overloaded` is the one that they take as "try again later".
+# Status, `error_type` and prefix of the message. Clients act on status and type: `overloaded` means "retry later".
 KINDS: dict[type[Exception], tuple[int, str, str]] = {
     InvalidRequest: (422, "validation", "Input validation error: "),
     TemplateFailed: (422, "template_error", "Template error: "),
@@ -43,7 +43,7 @@ KINDS: dict[type[Exception], tuple[int, str, str]] = {
     GenerationFailed: (424, "generation", "Request failed during generation: "),
     TimedOut: (408, "timeout", "Request timed out: "),
 }
-# What is found before a request is understood.
+# For HTTP exceptions of aiohttp.
 TYPES_BY_STATUS = {
     400: "bad_request",
     401: "unauthorized",
@@ -60,7 +60,7 @@ TYPES_BY_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """An error as a client sees it."""
+    """Error response in TGI's format."""
 
     status: int
     error_type: str
@@ -86,7 +86,7 @@ class Told:
 
 
 def error_response(status: int, body: str, retry_after: float | None) -> web.Response:
-    """An answer with a JSON body; `retry_after` are seconds after which another try makes sense."""
+    """Return a response with a JSON body. `retry_after` is in seconds, rounded up in the header Retry-After."""
     answer = web.Response(status=status, body=body.encode(), content_type="application/json")
     if retry_after is not None:
         answer.headers["Retry-After"] = str(max(ceil(retry_after), 1))

@@ -1,7 +1,4 @@
-"""What clients say and are told in headers: which request it is, how long it may take, what its time went to.
-
-Knows nothing of bodies.
-"""
+"""Request and response headers: request id, timeout, trace context, adapter and timings."""
 
 import math
 import re
@@ -24,31 +21,31 @@ from router.spans import TEXT, Spans, Traced
 from router.story import RUNNING, Cause
 
 REQUEST_ID = web.RequestKey("request_id", str)
-CAME = web.RequestKey("came", Counter)  # where it is counted, until it was
-SPANS = web.RequestKey("spans", Spans)  # where its span begins, if it is told of
+CAME = web.RequestKey("came", Counter)  # counter of requests; removed once this one is counted
+SPANS = web.RequestKey("spans", Spans)  # creates the request's span; absent without tracing
 TRACED = web.RequestKey("traced", Traced)
 MAX_ID = 128
-MOST_NAMED = 2048  # characters of the names of adapters: clients take no head of any length
+MOST_NAMED = 2048  # characters of adapter names: clients limit the size of headers
 MILLISECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
-LEAST_WAIT = 0.001  # seconds; below that a request did not wait
+LEAST_WAIT = 0.001  # seconds; shorter waits are not reported
 
 
 class Register(Protocol):
-    """Says which ids are taken."""
+    """Interface of the registry of request ids."""
 
     def may_use(self, request_id: str, tenant: Tenant) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and what the head of the request says beside."""
+    """Tenant of a request, its id, and values of its headers."""
 
     tenant: Tenant
     request_id: str
-    came: float  # when the head had arrived
+    came: float  # when the headers had arrived, of time.monotonic
     timeout_ms: str | None  # as the client wrote it
     traced: Traced | None = None
-    token: str = field(default="", repr=False)  # for where adapters come from
+    token: str = field(default="", repr=False)  # the client's token for adapter sources
 
     @classmethod
     def of(cls, request: web.Request, register: Register, operation: str = TEXT) -> "Caller":
@@ -65,12 +62,12 @@ class Caller:
                    request.get(TOKEN, ""))
 
     def part(self, index: int) -> "Caller":
-        """Of a request that asks for several things, each of which needs an id; the first has the one that is known."""
+        """Return the caller of the prompt at `index`: each needs an id of its own, and the first has the request's."""
         return replace(self, request_id=f"{self.request_id}.{index}") if index else self
 
     @property
     def deadline(self) -> float | None:
-        """The moment by which it must be over."""
+        """Deadline of the request, of time.monotonic; None without one. Raises InvalidRequest."""
         if self.timeout_ms is None:
             return None
         seconds = float(self.timeout_ms) / 1000 if MILLISECONDS.fullmatch(self.timeout_ms) else 0.0
@@ -81,20 +78,20 @@ class Caller:
 
 
 def trace_context(request: web.Request) -> dict[str, str]:
-    """What W3C calls so, as it came. Two parents are none."""
+    """Return the W3C trace context headers; none unless there is exactly one `traceparent`."""
     parents = request.headers.getall("traceparent", [])
     states = request.headers.getall("tracestate", [])
     return {"traceparent": parents[0], "tracestate": ",".join(states)} if len(parents) == 1 else {}
 
 
 def identity(request: web.Request) -> dict[str, str]:
-    """The request's id, for every answer to a request that has one."""
+    """Return the header with the request's id, if it has one already."""
     known = request.get(REQUEST_ID)
     return {} if known is None else {"x-request-id": known}
 
 
 def compute(facts: ModelFacts, num_characters: int) -> dict[str, str]:
-    """What works on a prompt of so many characters."""
+    """Return the headers for the model's device and the number of characters of the prompt."""
     return {
         "x-compute-type": f"{facts.world_size}-{facts.device}",
         "x-compute-characters": str(num_characters),
@@ -103,13 +100,13 @@ def compute(facts: ModelFacts, num_characters: int) -> dict[str, str]:
 
 
 def going_by(adapter: Named | Borrowed | None) -> dict[str, str]:
-    """The adapter that a request goes by; several that became one by all their names."""
+    """Return the headers that name the adapter in use; names of merged adapters are joined by commas."""
     return {} if adapter is None else {
         "x-adapter-id": adapter.name[:MOST_NAMED], "x-adapter-source": (adapter.source or "")[:MOST_NAMED]}
 
 
 def timings(answers: Sequence[Answer | Said], validation_seconds: float, total_seconds: float) -> dict[str, str]:
-    """Of all answers together: for several prompts the sums."""
+    """Return the timing headers; with several answers, the sums over all of them."""
     spent = seconds_of(answers)
     num_tokens = sum(answer.end.num_tokens for answer in answers)
     waiting = {cause: seconds for cause, seconds in spent.items() if cause not in RUNNING}
@@ -141,7 +138,7 @@ def seconds_of(answers: Sequence[Answer | Said]) -> Mapping[Cause, float]:
 
 
 def wait_reason(waiting: Mapping[Cause, float]) -> dict[str, str]:
-    """What most of the waiting was for."""
+    """Return the header with the cause of most of the waiting time, if there was any."""
     longest = max(waiting, key=waiting.__getitem__, default=None)
     return {} if longest is None or waiting[longest] < LEAST_WAIT else {"x-wait-reason": str(longest)}
 

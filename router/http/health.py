@@ -1,6 +1,6 @@
-"""What probes ask: does it live, is it ready, how far has its start come.
+"""Health probes: liveness, readiness, and progress of the startup.
 
-Knows nothing of how health is found out. All of these routes are open to everybody, so they tell nothing of anybody.
+These routes are open without a key, so they reveal nothing about tenants and requests.
 """
 
 import json
@@ -16,7 +16,8 @@ RETRY_AFTER = {"Retry-After": "1"}
 
 class Probes:
     def __init__(self, ailment: Callable[[], str], startup: Callable[[], dict[str, Any] | None]) -> None:
-        """Why nobody should be sent here, empty if all is well; how far the start has come, None once it is over."""
+        """`ailment` returns why the server is not ready, empty if it is; `startup` returns the progress of the startup,
+        None once it is complete."""
         self.ailment = ailment
         self._startup = startup
 
@@ -31,7 +32,7 @@ class Probes:
         ]
 
     async def health(self, _: web.Request) -> web.Response:
-        """As text-generation-inference says it."""
+        """Answer in text-generation-inference's format."""
         if not self.ailment():
             return web.Response()
         return Told(503, "healthcheck", "unhealthy").response()
@@ -42,7 +43,7 @@ class Probes:
         return answer(503, {"error": ailment, "error_type": "not_ready"})
 
     async def live(self, _: web.Request) -> web.Response:
-        """Who answers this, lives."""
+        """Answer 200: a process that answers is alive."""
         return answer(200, {"status": "alive"})
 
     async def startup(self, _: web.Request) -> web.Response:

@@ -1,8 +1,7 @@
-"""The dialect of the effective-batching study: `POST /inference`, and `GET /stats` with the figures of its plots.
+"""Dialect of the effective-batching study: `POST /inference`, and `GET /stats` with the numbers of its plots.
 
-Its clock begins when a request is heard, which is when fewer than `--max-handlers` others are; each answer tells its
-seconds in a header. Its throughput is tokens by seconds of requests, not by those of a clock on the wall. Turns foreign
-JSON into `Wanted`. Knows nothing of who runs together.
+The latency of a request, sent in a header, starts when a handler takes it; at most `--max-handlers` run at once.
+Throughput is tokens divided by the sum of all latencies, not by wall-clock time.
 """
 
 import asyncio
@@ -23,10 +22,10 @@ from router.http.headers import Caller, identity
 from router.prompts import Names
 from router.validation import Wanted
 
-FIELDS = Names("prompt", "num_tokens", truncate="", must_fit=sys.maxsize)  # as many are made as are asked for
-NAMES = {"none": "nobatch", "continuous": "dynamic"}  # the study's, where it has others
-SECONDS = "x-weft-seconds"  # of the clock of /stats: no client sees when it was heard
-WHERE = Path("data")  # from where the server was started
+FIELDS = Names("prompt", "num_tokens", truncate="", must_fit=sys.maxsize)  # reject, never shorten, what is too long
+NAMES = {"none": "nobatch", "continuous": "dynamic"}  # the study's names of --batching, where they differ
+SECONDS = "x-weft-seconds"  # latency as in /stats: clients cannot see when a handler took the request
+WHERE = Path("data")  # relative to the server's working directory
 HINT = "POST a prompt and num_tokens to /inference; GET /stats for latencies and throughput of all that were answered\n"
 
 log = logging.getLogger(__name__)
@@ -37,12 +36,12 @@ class InferenceRequest(Foreign):
     num_tokens: Any
 
     def wanted(self, caller: Caller) -> Wanted:
-        """As many tokens as were asked for, drawn as the model has them, also behind an end."""
+        """Return a request for exactly `num_tokens` sampled tokens, beyond end tokens if need be."""
         return Wanted(prompt=self.prompt, names=FIELDS, max_new_tokens=self._count(), do_sample=True,
                       ignore_eos=True, tenant=caller.tenant, request_id=caller.request_id, deadline=caller.deadline)
 
     def _count(self) -> int:
-        """Of what the study's server could make a number of."""
+        """Return `num_tokens`, which may be anything that `int` accepts, as in the study's server."""
         try:
             count = int(self.num_tokens)
         except (TypeError, ValueError, OverflowError):
@@ -53,14 +52,14 @@ class InferenceRequest(Foreign):
 
 
 class Total(NamedTuple):
-    """Of the requests for so many tokens that were answered."""
+    """Number and summed latency of answered requests for the same number of tokens."""
 
     requests: int = 0
     seconds: float = 0.0
 
 
 class Latencies:
-    """Of the requests that were answered, by how many tokens they asked for."""
+    """Latencies of answered requests, by the number of tokens that they asked for."""
 
     def __init__(self) -> None:
         self._totals: dict[int, Total] = {}
@@ -78,7 +77,7 @@ class Latencies:
                 "total-tokens-handled": tokens, "total-elapsed-time": elapsed}
 
     def lines(self) -> str:
-        """Tokens asked for, and the mean latency."""
+        """Return CSV lines of a number of tokens and the mean latency in seconds."""
         return "".join(f"{length},{total.seconds / total.requests}\n" for length, total in self._totals.items())
 
 
@@ -114,7 +113,7 @@ class Inference:
 
 
 def write(path: Path, lines: str) -> None:
-    """The figures are told all the same."""
+    """Write the file. Failures are only logged, so that /stats still answers."""
     try:
         path.parent.mkdir(exist_ok=True)
         path.write_text(lines)

@@ -1,7 +1,4 @@
-"""What clients may ask of the server itself: the model and its limits.
-
-Knows nothing of requests.
-"""
+"""Routes about the server itself: `/info` with the model and its limits, and `/v1/models`."""
 
 from importlib.metadata import version
 
@@ -48,15 +45,18 @@ class Facts:
         })
 
     async def models(self, _: web.Request) -> web.Response:
-        """What is served, and the adapters that requests may name as a model."""
+        """List the model, and the adapters that requests may name as `model`."""
         base = self._house.about.name
         served = {"id": base, "object": "model", "created": 0, "owned_by": base}
         adapters = [served | {"id": name, "root": root, "parent": base} for name, root in self._adapters().items()]
         return json_answer({"object": "list", "data": [served, *adapters]})
 
     def _adapters(self) -> dict[str, str]:
-        """By the names that clients know, those of their source. Everybody may ask: where there are tenants, what they
-        use is not told, and what is private never is."""
+        """Return the names of adapters at their source, by the names that clients use.
+
+        The route is open without a key, so a private adapter is listed only under an alias. If the server has API
+        keys, this holds for every adapter: other names would reveal what tenants use.
+        """
         adapters, config = self._house.validator.adapters, self._house.config
         if adapters is None:
             return {}

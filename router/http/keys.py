@@ -1,7 +1,7 @@
-"""Who may come in: a request without a key of ours is answered before anything else is looked at.
+"""Authentication by API key. A request without a valid key is rejected before anything else of it is read.
 
-Routes find the tenant of the key in the request; those that change what others use are wrapped in `admins_only`. Knows
-nothing of where keys come from.
+The middleware stores the key's tenant in the request. Handlers that change what other clients use are wrapped in
+`admins_only`.
 """
 
 from aiohttp import web
@@ -11,9 +11,9 @@ from router.request import Tenant
 from router.tenants import Keys
 
 TENANT = web.RequestKey("tenant", Tenant)
-IS_ADMIN = web.RequestKey("is_admin", bool)  # whether its key may change what others use
-TOKEN = web.RequestKey("token", str)  # of the client, for where adapters come from
-# Asked by load balancers, dashboards and clients that look around; they tell of the server, and nothing of anybody.
+IS_ADMIN = web.RequestKey("is_admin", bool)  # whether the key may change what other clients use
+TOKEN = web.RequestKey("token", str)  # the client's token for adapter sources
+# For load balancers, dashboards and clients that discover the server; they reveal nothing about tenants and requests.
 OPEN_TO_ALL = frozenset({
     "/", "/api-doc/openapi.json", "/docs", "/health", "/info", "/live", "/metrics", "/ping", "/ready", "/startup",
     "/v1/models"})
@@ -34,7 +34,7 @@ def check_keys(keys: Keys) -> Middleware:
 
 
 def admins_only(handler: Handler) -> Handler:
-    """Refuse requests by keys of another role, before anything of their bodies is read."""
+    """Wrap a handler to reject (403) keys of another role before the body is read."""
     async def checked(request: web.Request) -> web.StreamResponse:
         if not request[IS_ADMIN]:
             raise web.HTTPForbidden(text=f"{request.method} {request.path} needs an admin key: one with the role admin "
@@ -53,8 +53,10 @@ def admitted(request: web.Request, keys: Keys) -> Tenant:
 
 
 def token_for_hub(request: web.Request, keys: Keys) -> str:
-    """What was sent, if it is one of the Hub's by its look: keys of ours, and of others that clients may send to any
-    server, must not travel further."""
+    """Return the bearer token if it looks like one of the Hub's and the server itself has no keys; else nothing.
+
+    API keys of this server, and keys that clients send to any server, must not be passed on to an adapter source.
+    """
     sent = bearer(request)
     return sent if sent.startswith(TOKENS_OF_HUB) and not keys.are_asked_for else ""
 

@@ -1,7 +1,6 @@
-"""The dialect of LoRAX (--compat lorax): its routes that generate, `/tokenize` and `/info`.
+"""LoRAX's API (--compat lorax): the routes that generate, `/tokenize` and `/info`.
 
-Turns foreign JSON into `Wanted`; lorax_parameters.py has its parameters, lorax_rendering.py the words of its answers.
-Knows nothing of limits, nor how tokens come about.
+lorax_parameters.py has the parameters and their checks, lorax_rendering.py the format of responses.
 """
 
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from router.validation import Choice
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked for, by whichever route."""
+    """A generation request of any LoRAX route."""
 
     prompt: str | Conversation
     parameters: LoraxParameters
@@ -56,7 +55,7 @@ class LoraxGenerate(Foreign):
 
 
 class LoraxCompatGenerate(LoraxGenerate):
-    """For which a client also says whether it wants a stream."""
+    """The body of `/generate` with the field `stream`."""
 
     stream: bool = False
 
@@ -68,7 +67,7 @@ class TokenizeText(Foreign):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """The best of the answers, the others, and what is told in the head."""
+    """Answers of a request without streaming: the best one, the others, and the response headers."""
 
     best: Answer
     others: list[Answer]
@@ -79,7 +78,7 @@ class Whole:
 
 
 class Orders:
-    """Fills orders: whole, or as a stream."""
+    """Runs orders, with a whole response or a stream."""
 
     def __init__(self, house: House) -> None:
         self._house = house
@@ -95,7 +94,7 @@ class Orders:
 
     async def streamed(self, request: web.Request, order: Order, caller: Caller,
                        rendering: Callable[[Choice], Rendering]) -> web.StreamResponse:
-        """What is wrong is told in the stream."""
+        """Answer with a stream. It opens before the request is validated, so errors are sent as events."""
         adapter = called(self._house.validator.adapters, order.parameters.adapter(caller.token))
         headers = self._head(request, order.num_characters) | going_by(adapter)
         async with open_stream(request, headers, self._house.config.slow_client_timeout, error_event) as out:
@@ -121,6 +120,8 @@ class Orders:
 
 
 class Lorax:
+    """Handlers of LoRAX's own routes."""
+
     def __init__(self, house: House) -> None:
         self._house = house
         self._orders = Orders(house)
@@ -162,7 +163,7 @@ class Lorax:
                            details=order.parameters.has_details)
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
-        """Tokens as the vocabulary writes them, and where they stand, counted in characters."""
+        """Return the tokens as the vocabulary spells them, with offsets in characters."""
         asked = await read_body(request, TokenizeText)
         piece_of = self._house.validator.tokenizer.piece
 

@@ -1,7 +1,4 @@
-"""The parameters of LoRAX: what they are by default, and what is refused, in its order and its words.
-
-Knows neither routes nor answers.
-"""
+"""Parameters of LoRAX: their defaults, and their checks in LoRAX's order and with LoRAX's messages."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -41,7 +38,8 @@ NAMES = LoraxNames()
 
 
 class ResponseFormat(Foreign):
-    """Whatever `type` says, a schema is obeyed; without one any object will do, and null asks for nothing."""
+    """Format of the answer. Whatever the `type`, the answer matches the schema; without a schema it is any JSON object,
+    and with a null schema it is free text."""
 
     type: Literal["text", "json_object", "json_schema", "Text", "JsonObject", "JsonSchema"]
     wanted: Any = Field(default=OBJECT, alias="schema")
@@ -65,13 +63,13 @@ class LoraxParameters(Shared):
 
     @property
     def samples(self) -> bool:
-        """Whether anything was given that only makes sense with draws, even if it changes none."""
+        """Whether a parameter of sampling is given, even one with a value that has no effect."""
         given = (self.temperature, self.top_k, self.top_p, self.typical_p)
         return not self.is_greedy and (self.do_sample or any(value is not None for value in given))
 
     @property
     def is_greedy(self) -> bool:
-        """Whatever else is given."""
+        """Whether the temperature is 0, which overrides all other parameters."""
         return self.temperature is not None and as_float32("temperature", self.temperature) == 0
 
     @property
@@ -97,7 +95,7 @@ class LoraxParameters(Shared):
 
 
 def check(given: LoraxParameters, prompt: str | Conversation, config: RouterConfig, limits: Limits) -> None:
-    """All that LoRAX refuses before the prompt is tokenised. Raises InvalidRequest."""
+    """Reject everything that LoRAX rejects before the prompt is tokenised. Raises InvalidRequest."""
     for faults in (choices_faults(given, config), adapters_faults(given), sampling_faults(given),
                    length_faults(given, prompt, config, limits)):
         for fault in faults:
@@ -165,6 +163,6 @@ def length_faults(given: LoraxParameters, prompt: str | Conversation, config: Ro
 
 
 def narrow(given: LoraxParameters, name: str, default: float) -> float:
-    """As a shard will see it."""
+    """Return the parameter as a shard will receive it, rounded to 32 bits. Raises InvalidRequest."""
     value = getattr(given, name)
     return default if value is None else as_float32(name, value)

@@ -1,6 +1,6 @@
-"""Generated tokens, errors and headers as LoRAX tells them.
+"""Rendering of generated tokens, errors and headers in LoRAX's format.
 
-Knows nothing of HTTP. Times are whole milliseconds; nothing is ever skipped, since nothing is speculated.
+Times are whole milliseconds. The number of skipped tokens is always 0: it belongs to LoRAX's speculation.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from router.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
 from router.tokenizer import Tokenizer
 
 DONE = b"data:[DONE]\n\n"
-KIND = "gpu+optimized"  # the name that its servers have, whatever they run on
+KIND = "gpu+optimized"  # what every LoRAX server sends, whatever its hardware
 NO_USAGE = '{"prompt_tokens":0,"total_tokens":0,"completion_tokens":0}'
 NOBODY = '"id":"null","object":"{}","created":0,"model":"null"'
-# Its clients know three; like a length, a time that ran out cuts a text off.
+# LoRAX's clients know three finish reasons; a timeout is sent as `length`, which also means that the text was cut off.
 REASONS = {reason: str(reason) for reason in FinishReason} | {FinishReason.TIMEOUT: "length"}
 OPENAI_REASONS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP_STRING: "content_filter",
                   FinishReason.LENGTH: "length", FinishReason.TIMEOUT: "length"}
@@ -32,7 +32,7 @@ def told(error: Exception) -> Told:
     if isinstance(error, Overloaded):
         return replace(found, text="Model is overloaded")
     if isinstance(error, InvalidRequest):
-        return replace(found, error_type="validation")  # its clients know no other
+        return replace(found, error_type="validation")  # the only type that LoRAX's clients know for it
     if isinstance(error, TemplateFailed):
         return replace(found, text=shortened(f"Failed applying chat template to inputs: {error}"))
     return found
@@ -43,7 +43,7 @@ def error_event(error: Exception) -> str:
 
 
 def head(model: str, num_characters: int | None) -> dict[str, str]:
-    """Of any answer. The characters of a chat are not known before it is a prompt."""
+    """Return the headers of every response. The length of a chat is unknown until its prompt is rendered."""
     known = {} if num_characters is None else {"x-compute-characters": str(num_characters)}
     return {"x-compute-type": KIND, "x-model-id": model} | known
 
@@ -81,7 +81,7 @@ def answer_json(answer: Answer, tokenizer: Tokenizer, others: Sequence[Answer], 
 
 
 def other_json(answer: Answer, tokenizer: Tokenizer, prefix: str) -> str:
-    """As one of the choices that were not the best."""
+    """Render one of the choices other than the best."""
     return (f'{{"generated_text":{quoted(prefix + answer.end.text)},{reason_json(answer.end)},'
             f'"generated_tokens":{answer.end.num_tokens},{tokens_json(answer, tokenizer)}}}')
 
@@ -151,7 +151,7 @@ class ChatChunks(Pieces):
         return self._told(f'"role":"assistant","content":{quoted(text)}', "null", "")
 
     def _end(self, event: FinishedEvent, text: str, _: TokenEvent | None, /) -> str:
-        """An end token has no delta of its own."""
+        """Render the end; after an end token without text, the delta is empty."""
         is_empty = not text and event.reason is FinishReason.END_TOKEN
         delta = "" if is_empty else f'"role":"assistant","content":{quoted(text)}'
         usage = usage_json(self._num_prompt_tokens, event.num_tokens)

@@ -1,7 +1,7 @@
-"""The routes of OpenAI's dialect as LoRAX has them (--compat lorax): what is asked for becomes one of its own requests,
-and the answer has OpenAI's names with some values of its own.
+"""OpenAI's routes as LoRAX has them (--compat lorax): `/v1/chat/completions` and `/v1/completions`.
 
-Turns foreign JSON into orders for lorax.py. Knows nothing of limits, nor how messages become a prompt.
+Requests are converted to LoRAX's own parameters and run as orders of lorax.py. Responses have OpenAI's fields, with
+some values of LoRAX's own.
 """
 
 import time
@@ -37,7 +37,7 @@ class NamedSchema(Foreign):
 
 
 class ChatFormat(Foreign):
-    """Text is free; an answer that must be JSON is an object where no schema says more."""
+    """Format of the answer: free text, or JSON that matches the schema; without a schema it is any JSON object."""
 
     type: Literal["text", "json_object", "json_schema", "Text", "JsonObject", "JsonSchema"]
     wanted: Any = Field(default=None, alias="schema")
@@ -59,7 +59,7 @@ class LoraxChat(ChatRequest):
     response_format: ChatFormat | None = None
 
     def order(self, house: House) -> Order:
-        """Raises ToolsFailed and InvalidRequest."""
+        """Return the chat as an order. Raises ToolsFailed and InvalidRequest."""
         if self.tools is not None and self.response_format is not None:
             raise ToolsFailed("Response format and tools are mutually exclusive")
         parameters = as_parameters(
@@ -73,7 +73,7 @@ class LoraxChat(ChatRequest):
 
 
 class LoraxCompletion(Asked):
-    """`n` does no more than to have it sampled; `logprobs` are not told."""
+    """A prompt to complete. `n` only switches sampling on; `logprobs` are not returned."""
 
     prompt: str
     repetition_penalty: float | None = None
@@ -92,7 +92,7 @@ class LoraxCompletion(Asked):
 
 
 def as_parameters(asked: LoraxChat | LoraxCompletion, house: House, **more: Any) -> LoraxParameters:
-    """As LoRAX's own routes take them."""
+    """Convert the fields to the parameters of LoRAX's own routes."""
     adapter = asked.adapter(house, "")
     return LoraxParameters.model_construct(
         adapter_id=None if adapter is None else adapter.name,
@@ -130,7 +130,7 @@ class LoraxV1:
         return found.response(completion_json(found.best, order.prefix))
 
     async def _message(self, asked: LoraxChat, answer: Answer) -> str:
-        """Either a text or calls."""
+        """Render the message, with either text or tool calls."""
         reader = await reader_of(self._house, asked, answer.choice)
         parts = [] if reader is None else read_whole(reader, raw_pieces(answer, reader))
         calls = ",".join(call_json(part) for part in parts if isinstance(part, Call))

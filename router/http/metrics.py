@@ -1,7 +1,6 @@
-"""`GET /metrics` for Prometheus, and what became of each request, counted once it is over.
+"""`GET /metrics` for Prometheus, and the middleware that counts requests and their outcomes.
 
-A request is counted when its dialect asked who its caller is, and again when it was answered or failed. Knows neither
-the metrics nor how failures come about.
+A request is counted when its handler calls `Caller.of`, and again when it is answered or fails.
 """
 
 import asyncio
@@ -29,8 +28,8 @@ from router.http.headers import CAME, REQUEST_ID
 from router.meters import CONTENT_TYPE
 from router.tally import RequestTally, Tally
 
-# What kind of failure a request ended with that was answered all the same. The failure itself would hold on to the
-# request, by way of its traceback, and both would wait for the collector.
+# Type of the exception from which a response was made. The exception itself would reference the request through its
+# traceback, and both would stay in memory until the garbage collector runs.
 FAILURE = web.RequestKey("failure", type)
 ERRORS: dict[type[BaseException], str] = {
     InvalidRequest: "validation",
@@ -60,7 +59,7 @@ class Engine(Protocol):
 
 class Metrics:
     def __init__(self, engine: Engine, *, takes_json: bool = False) -> None:
-        """`takes_json`: who asks for JSON gets the page as LoRAX has it then."""
+        """With `takes_json`, `Accept: application/json` gets the metrics as JSON, as in LoRAX."""
         self._engine = engine
         self._takes_json = takes_json
 
@@ -74,7 +73,7 @@ class Metrics:
 
 
 def as_json(page: str) -> dict[str, Any]:
-    """Each family with its type, and its samples as they are written."""
+    """Return each family with its type and its samples, keyed as in the text format."""
     told: dict[str, Any] = {}
     data: list[dict[str, Any]] = []
     for line in page.splitlines():
@@ -103,7 +102,7 @@ def count_requests(tally: RequestTally) -> Middleware:
 
 
 def count_end(request: web.Request, tally: RequestTally, failure: type[BaseException] | None) -> None:
-    """Only of a request that was counted when it came."""
+    """Count the outcome of a request, if its arrival was counted."""
     if REQUEST_ID not in request:
         return
     if failure is None:
@@ -113,6 +112,6 @@ def count_end(request: web.Request, tally: RequestTally, failure: type[BaseExcep
 
 
 def err_of(failure: type[BaseException]) -> str:
-    """As text-generation-inference calls it, or else LoRAX. What is nobody's fault but ours leaves an answer
-    incomplete."""
+    """Return the label `err` of a failure as text-generation-inference names it, or else LoRAX; an unexpected
+    exception is `incomplete`."""
     return next((err for kind, err in ERRORS.items() if issubclass(failure, kind)), "incomplete")

@@ -1,7 +1,4 @@
-"""How clients name adapters: in the parameters of a request, as LoRAX has them, or as OpenAI's `model`.
-
-Knows neither where adapters come from nor which there are.
-"""
+"""Names of adapters in requests: in LoRAX's parameters, or as OpenAI's `model`."""
 
 from typing import Annotated
 
@@ -13,13 +10,13 @@ from router.adapters import Adapters
 from router.errors import InvalidRequest
 from router.http.body import Foreign
 
-BASE_IDS = frozenset({"", "__base_model__"})  # what LoRAX calls the model itself
-BASE_MODELS = BASE_IDS | {"tgi", "dummy", "base"}  # what clients say that want what is served
-URLS = ("http://", "https://")  # with which some clients name a server
+BASE_IDS = frozenset({"", "__base_model__"})  # LoRAX's names of the base model
+BASE_MODELS = BASE_IDS | {"tgi", "dummy", "base"}  # placeholders that clients send for the served model
+URLS = ("http://", "https://")  # some clients send the server's URL as `model`
 
 
 class MergedAdapters(Foreign):
-    """Where LoRAX's `density` is 0 by default, which leaves nothing of an adapter."""
+    """Adapters to merge into one. `density` is 1 by default; LoRAX's default, 0, would drop every weight."""
 
     ids: Annotated[list[str], FailFast()]
     weights: Annotated[list[float], FailFast()] = Field(default_factory=list)
@@ -35,7 +32,7 @@ class MergedAdapters(Foreign):
 
 
 class Adapted(Foreign):
-    """Parameters that name the adapter that a request goes by, or several that become one."""
+    """Parameters that name the adapter of a request, or several adapters to merge."""
 
     adapter_id: str | None = None
     adapter_source: str | None = None
@@ -43,7 +40,7 @@ class Adapted(Foreign):
     api_token: str | None = Field(default=None, repr=False)
 
     def adapter(self, token: str) -> Adapter | None:
-        """With this token of the client, unless it gives another."""
+        """Return the adapter or merge, if one is named. `token` is the client's, unless the parameters have another."""
         source, token = self.adapter_source or None, self.api_token or token
         if self.merged_adapters is not None:
             return self.merged_adapters.merged(source, token)
@@ -51,12 +48,12 @@ class Adapted(Foreign):
 
 
 def is_base(model: str | None, served: str) -> bool:
-    """Whether this names the model itself, which is served under that name."""
+    """Whether `model` names the base model, which is served as `served`."""
     return model is None or model == served or model in BASE_MODELS or model.lower().startswith(URLS)
 
 
 def called(adapters: Adapters | None, wanted: Adapter | None) -> Named | Borrowed | None:
-    """What a stream will go by: its head is sent before it is known whether there is such an adapter."""
+    """Return the adapter for the headers of a stream, which are sent before the adapter is known to exist."""
     try:
         return None if adapters is None else adapters.called(wanted)
     except InvalidRequest:

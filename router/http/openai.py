@@ -1,7 +1,7 @@
-"""The dialect of OpenAI, as far as it is about chats: `POST /v1/chat/completions`.
+"""OpenAI's `POST /v1/chat/completions`.
 
-Turns foreign JSON into `Wanted`; chunks.py turns events into foreign JSON. Where OpenAI and text-generation-inference
-differ, what clients of both accept is said. Knows nothing of limits, nor how messages become a prompt.
+Parses bodies into `Wanted`; chunks.py renders the events. Where OpenAI and text-generation-inference differ, responses
+have a form that clients of both accept.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from router.validation import Choice, Wanted
 
 NAMES = Names(prompt="messages", max_new_tokens="max_tokens", truncate="", grammar="response_format",
               top_n_tokens="top_logprobs")
-END_OF_PROMPT = 64  # tokens, in which an answer may have begun
-ANY_MODEL = frozenset({None, "", "tgi"})  # what clients say that want what is served
+END_OF_PROMPT = 64  # last tokens of the prompt, in which the template may have begun the answer
+ANY_MODEL = frozenset({None, "", "tgi"})  # values of `model` that mean the served one
 
 
 def text_of(content: object) -> str | None:
-    """A text, or the texts of its parts, joined as text-generation-inference does."""
+    """Return the content as one text; the texts of parts are joined as in text-generation-inference."""
     if content is None or isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -67,7 +67,7 @@ class Message(Foreign):
     reasoning_content: str | None = None
 
     def given(self) -> dict[str, Any]:
-        """As templates take it: there is always a text."""
+        """Return the message for the chat template, with `content` always a string. Raises InvalidRequest."""
         if self.content is None and not self.tool_calls:
             raise InvalidRequest(f"a message of the role `{self.role[:40]}` has neither `content` nor `tool_calls`",
                                  param="messages")
@@ -102,7 +102,7 @@ class ChatRequest(Asked):
         return called_name(self.tool_choice) not in {"auto", "none"}
 
     def as_tgi(self, caller: Caller) -> Wanted:
-        """As text-generation-inference understood it: one choice, and a penalty on whatever was there before."""
+        """Convert as text-generation-inference did: `n` is ignored, `presence_penalty` is a repetition penalty."""
         mine = self.model_copy(update={"n": None, "presence_penalty": None})
         penalty = None if self.presence_penalty is None else self.presence_penalty + 2
         return replace(mine.wanted(caller), repetition_penalty=penalty)
@@ -140,7 +140,8 @@ class OpenAi:
         return [web.post("/v1/chat/completions", self.chat)]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        """What is wrong is told with its status on streams too: a stream begins when the request is under way."""
+        """Answer with a whole response or a stream. A stream opens only after its request is submitted, so that errors
+        up to then have their HTTP status."""
         caller = Caller.of(request, self._house.engine, CHAT)
         asked = await read_body(request, ChatRequest)
         wanted = asked.as_tgi(caller) if self._house.is_tgi else asked.wanted(caller)
@@ -174,14 +175,14 @@ class OpenAi:
             return out.response
 
     def _label(self, request: web.Request, asked: ChatRequest) -> Label:
-        """A client's name for its request is not repeated in every chunk: it may be long."""
+        """Return the response's metadata. Its id is generated: the client's may be long, and every chunk has it."""
         model = self._house.about.name if asked.model in ANY_MODEL else asked.model
         assert model is not None
         return labelled(self._house, request.path, "chatcmpl", model)
 
 
 async def reader_of(house: House, asked: ChatRequest, choice: Choice) -> AnyReader | None:
-    """Of the answer, where it may hold calls."""
+    """Return the reader of the answer if it may hold tool calls, else None."""
     if asked.must_call:
         return CallReader()
     if not asked.may_call:

@@ -1,7 +1,4 @@
-"""The OpenAPI document of the routes.
-
-Knows nothing of what routes mean: catalog.py says that, and the types of the bodies say what they may hold.
-"""
+"""OpenAPI document of the routes, generated from catalog.py and the pydantic models of the bodies."""
 
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -37,7 +34,7 @@ REFUSALS = {
     "503": "No shards are ready.",
 }
 
-USUAL = REFUSALS.keys() - {"403", "404", "409"}  # where there is a body
+USUAL = REFUSALS.keys() - {"403", "404", "409"}  # statuses of every route with a body
 API_REFUSALS = REFUSALS | {
     "400": "Something in the body is not as it must be.",
     "424": "The adapter cannot be fetched, or is not sound.",
@@ -67,7 +64,7 @@ def document(compat: str = "none", dialect: str = "none") -> dict[str, Any]:
 
 
 def errors(entries: Iterable[Entry], compat: str) -> dict[str, Any]:
-    """The schemas of errors that some route has."""
+    """Return the schemas of the error formats that the routes use."""
     some = {"ApiError": API_ERROR} if any(has_api_errors(entry.path, compat) for entry in entries) else {}
     return {"Error": ERROR, **some}
 

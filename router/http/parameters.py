@@ -1,6 +1,6 @@
-"""The parameters that text-generation-inference and LoRAX have in common, and what is wanted by them.
+"""Parameters that text-generation-inference and LoRAX have in common.
 
-Knows neither defaults that depend on others nor what is refused: each dialect has its own.
+Checks, and defaults that depend on other parameters, are in the module of each dialect.
 """
 
 from typing import Annotated
@@ -33,7 +33,7 @@ class Shared(Adapted):
     seed: Unsigned | None = None
 
     def as_wanted(self, prompt: str | Conversation, caller: Caller) -> Wanted:
-        """But for the frequency penalty, which is not the same in both."""
+        """Convert all parameters but the frequency penalty, which means different things in the two dialects."""
         return Wanted(
             prompt=prompt,
             best_of=self.best_of,

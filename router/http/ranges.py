@@ -1,7 +1,7 @@
-"""What fields of bodies may hold beyond their types, as the OpenAPI document tells it.
+"""Ranges of body fields for the OpenAPI document.
 
-Told, not checked: that is done by the validator and by the dialects, and a test holds both against each other. Limits
-that are settings are not told here.
+They are documentation only: the validator and the dialects do the checks, and a test compares both. Limits that are
+settings are left out.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from router.validation import MAX_SALT_CHARACTERS, MAX_STOP_CHARACTERS, MOST_PRI
 
 Range = dict[str, Any]
 
-LARGEST = (2 - 2**-23) * 2.0**127  # with 32 bits
+LARGEST = (2 - 2**-23) * 2.0**127  # finite 32-bit float
 ABOVE_ZERO: Range = {"exclusiveMinimum": 0, "maximum": LARGEST}
 FRACTION: Range = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
 PENALTY: Range = {"minimum": -2, "maximum": 2}
@@ -34,7 +34,7 @@ SHARED: dict[str, Range] = {
     "frequency_penalty": PENALTY,
     "stop": STOP,
 }
-# As OpenAI has them: a temperature of 0 draws nothing, a share of 1 leaves nothing out.
+# OpenAI's routes: a temperature of 0 is greedy, a `top_p` of 1 keeps all candidates.
 OPENAI: dict[str, Range] = SHARED | {
     "temperature": {"minimum": 0, "maximum": LARGEST},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
@@ -42,7 +42,7 @@ OPENAI: dict[str, Range] = SHARED | {
     "max_tokens": SOME,
     "n": ONE,
 }
-# In those of LoRAX that generate.
+# LoRAX's routes that generate.
 LORAX: dict[str, Range] = SHARED | {
     "temperature": {"minimum": 0, "maximum": LARGEST},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
@@ -50,7 +50,7 @@ LORAX: dict[str, Range] = SHARED | {
     "repetition_penalty": ABOVE_ZERO,
     "presence_penalty": PENALTY,
 }
-# By the type of a body, or of a part of one, and its field.
+# By name of the model of a body, or of a part of one, and by field.
 RANGES: dict[str, dict[str, Range]] = {
     "Generate": SHARED | {"inputs": TEXT},
     "CompatGenerate": SHARED | {"inputs": TEXT},
@@ -93,7 +93,7 @@ RANGES: dict[str, dict[str, Range]] = {
 
 
 def add_ranges(schemas: dict[str, dict[str, Any]]) -> None:
-    """To the JSON schemas of bodies, by their names."""
+    """Add the ranges to the JSON schemas of bodies, which are given by name."""
     for name, ranges in RANGES.items():
         properties = schemas.get(name, {}).get("properties", {})
         for field in ranges.keys() & properties.keys():

@@ -1,7 +1,6 @@
-"""Texts that are run as a whole: from what is wanted of each to what is made of what it is told, and a head for all.
+"""Pooling requests (embedding, classification): run many texts with bounded concurrency, build results and headers.
 
-All are checked before any of them is run, and only some of one request are in the house at once. Knows no route and no
-JSON.
+All texts of a request are validated before the first is run, and at most `most_at_once` are submitted at a time.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Read(Generic[T]):
-    """What was made of each text, in their order; how many tokens they have; what is told in the head."""
+    """Results of the texts, in their order; their total number of tokens; the response headers."""
 
     made: list[T]
     num_tokens: int
@@ -39,8 +38,8 @@ class Read(Generic[T]):
 
 async def read(house: House, request: web.Request, caller: Caller, wanted: Iterable[Wanted],
                make: Callable[[int, Said], T]) -> Read[T]:
-    """Each text is a request of its own, known to `make` by its place. When one fails or the client leaves, all are
-    given up."""
+    """Run each text as a request of its own; `make` builds a result from its index and output. If one fails or the
+    client disconnects, all are cancelled."""
     choices = await checked(house, wanted)
     validated = clock()
     shift = Shift(house, caller, choices, make)
@@ -54,7 +53,7 @@ async def read(house: House, request: web.Request, caller: Caller, wanted: Itera
 
 
 async def checked(house: House, wanted: Iterable[Wanted]) -> list[Choice]:
-    """Short texts are tokenised at once, so others have their turn after each."""
+    """Validate all texts. Short ones are tokenised on the event loop, so other tasks may run after each."""
     choices: list[Choice] = []
     for each in wanted:
         if choices:
@@ -64,18 +63,19 @@ async def checked(house: House, wanted: Iterable[Wanted]) -> list[Choice]:
 
 
 def most_at_once(config: RouterConfig) -> int:
-    """A quarter of the house, unless it is said that clients may ask for more."""
+    """Return how many texts of one request may run at once: a quarter of --max-concurrent-requests, or
+    --max-client-batch-size if that is more, but at most MOST_AT_ONCE."""
     return min(MOST_AT_ONCE, max(config.max_client_batch_size, config.max_concurrent_requests // 4))
 
 
 class Shift(Generic[T]):
-    """Hands who take one text after the other until none is left."""
+    """Pool of workers that drain one list of texts."""
 
     def __init__(self, house: House, caller: Caller, choices: Sequence[Choice],
                  make: Callable[[int, Said], T]) -> None:
-        """`make` is called as soon as a text is told of, and what it was told is kept no longer: a vector takes much
-        more room than what is written of it."""
-        self.over: list[Said] = []  # without what they were told
+        """`make` is called as soon as the output of a text arrives, and the output is then dropped: a vector takes much
+        more memory than its JSON."""
+        self.over: list[Said] = []  # finished texts, without their outputs
         self._house = house
         self._caller = caller
         self._make = make
@@ -89,7 +89,8 @@ class Shift(Generic[T]):
         return [self._made[index] for index in range(num_texts)]
 
     async def _take_turns(self) -> None:
-        """Where there is no room for one more, those who have room go on without this hand."""
+        """Run texts until none is left. On Overloaded put the text back and end, leaving it to the other workers; raise
+        if none of them has a text under way."""
         while self._left:
             index, choice = self._left.popleft()
             try:
@@ -104,7 +105,7 @@ class Shift(Generic[T]):
             self.over.append(replace(told, end=replace(told.end, told=[])))
 
     def _submit(self, choice: Choice) -> Stream:
-        """Those before it took some of its time."""
+        """Submit a text with the time left until the deadline, after earlier texts used a part of it."""
         if self._caller.deadline is not None:
             choice = replace(choice, request=replace(choice.request, timeout=time_left(self._caller.deadline)))
         return self._house.submit(choice, self._caller)

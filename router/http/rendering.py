@@ -1,6 +1,6 @@
-"""Generated tokens as TGI's JSON: one event after the other, or all at once.
+"""Rendering of generated tokens as TGI's JSON: events of a stream, or a whole response.
 
-Knows nothing of HTTP. Text is escaped to ASCII: some clients take U+2028 and the like for the end of an event's line.
+Text is escaped to ASCII: some clients take U+2028 and the like for the end of an event's line.
 """
 
 import asyncio
@@ -14,12 +14,12 @@ from router.stream import Event, FailedEvent, FinishedEvent, PromptEvent, Stream
 from router.tokenizer import Tokenizer
 from router.validation import Choice
 
-NO_TOKEN = TokenEvent(0, "", 0.0, special=True)  # stands where an end comes without one
+NO_TOKEN = TokenEvent(0, "", 0.0, special=True)  # placeholder for an end without a token
 UNFINISHED = '"generated_text":null,"details":null'
 
 
 def number(value: float | None) -> str:
-    """Nine digits tell all 32-bit numbers apart. JSON has no infinities: a token that was ruled out has null."""
+    """Render a 32-bit float. Nine digits are exact; an infinity, the logprob of an excluded token, becomes null."""
     return f"{value:.9g}" if value is not None and value - value == 0 else "null"
 
 
@@ -37,8 +37,8 @@ def seed_json(seed: int | None) -> str:
 
 
 class Streaming:
-    """The events of one request, rendered burst by burst. The last token's event carries the end; so does an
-    empty special token when time ran out without one."""
+    """Renderer of one request's events. The last token's event carries the end; after a timeout without a token, an
+    empty special token does."""
 
     __slots__ = ("_choice", "_details", "_index", "_prefix", "ended")
 
@@ -46,7 +46,7 @@ class Streaming:
         self.ended = False
         self._choice = choice
         self._details = details
-        self._prefix = prefix  # what stands before the generated text
+        self._prefix = prefix  # prepended to the generated text
         self._index = 0
 
     def burst(self, events: list[Event]) -> bytes:
@@ -93,7 +93,7 @@ def error_event(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All that was generated for one choice."""
+    """Complete output of one choice."""
 
     choice: Choice
     tokens: list[TokenEvent]
@@ -109,7 +109,7 @@ class Answer:
         return f"{{{self._outcome(tokenizer)}{best_of if others else ''}{self._top_tokens()}}}"
 
     def choice_json(self, tokenizer: Tokenizer, prefix: str) -> str:
-        """As one of the choices that were not the best."""
+        """Render one of the choices other than the best."""
         text = quoted(prefix + self.end.text)
         return f'{{"generated_text":{text},{self._outcome(tokenizer)}{self._top_tokens()}}}'
 
@@ -132,14 +132,14 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What was told of a text that was run as a whole."""
+    """Output of a pooling request (embedding or classification)."""
 
     choice: Choice
     end: ToldEvent
 
 
 async def said(stream: Stream, choice: Choice) -> Said:
-    """Raises the error of a request that failed."""
+    """Wait for the output of a pooling request. Raises the request's error if it failed."""
     while True:
         for event in await stream.events():
             if isinstance(event, FailedEvent):
@@ -149,7 +149,7 @@ async def said(stream: Stream, choice: Choice) -> Said:
 
 
 class Collector:
-    """Takes the events of one stream as they are put, without waking anybody before the end."""
+    """Collects the events of one stream in a callback, so that the waiting task wakes only once, at the end."""
 
     def __init__(self, stream: Stream, choice: Choice) -> None:
         self._stream = stream
@@ -159,7 +159,7 @@ class Collector:
         self._end: asyncio.Future[FinishedEvent] = asyncio.get_running_loop().create_future()
 
     async def answer(self) -> Answer:
-        """Raises the error of a request that failed."""
+        """Wait for the end and return the answer. Raises the request's error if it failed."""
         self._stream.listen(self._burst)
         self._burst()
         end = await self._end

@@ -1,7 +1,4 @@
-"""What became of a request: `GET /v1/requests/{id}/explain` tells what its time went to, without a gap.
-
-Knows nothing of how causes come about. A request is seen by its own tenant only.
-"""
+"""`GET /v1/requests/{id}/explain`: what a request spent its time on, without gaps. Only its own tenant may see it."""
 
 from collections.abc import Iterator
 from time import monotonic as clock
@@ -15,7 +12,7 @@ from router.http.keys import TENANT
 from router.story import Cause
 
 VALIDATION = "validation"
-# Times are told in eighths of a millisecond: binary fractions, so that sums are exact for whoever adds them up.
+# Times are rounded to eighths of a millisecond: binary fractions, so that clients can sum them exactly.
 PARTS = 8
 SENTENCES = {
     VALIDATION: "The body was read, checked and tokenised.",
@@ -75,7 +72,7 @@ def explained(account: Account, now: float) -> dict[str, Any]:
 
 
 def intervals_of(account: Account, now: float) -> Iterator[dict[str, Any]]:
-    """Each begins where the one before ended: moments are rounded, and lengths are what lies between them."""
+    """Yield the intervals without gaps: points in time are rounded, and lengths are their differences."""
     spent = [(VALIDATION, account.came, account.story.began), *account.story.intervals(now)]
     for cause, start, end in spent:
         first, last = since(account.came, start), since(account.came, end)

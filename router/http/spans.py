@@ -1,7 +1,6 @@
-"""Begins and ends what collectors of traces are told of a request, if any are.
+"""Tracing middleware: one span per request.
 
-Only requests for texts are told of: a dialect that asks who its caller is begins the span (`Caller.of`). Knows nothing
-of what spans tell of texts, nor how they are sent.
+`Caller.of` begins the span, so only requests that run the model have one; the middleware ends it.
 """
 
 import asyncio
@@ -14,14 +13,14 @@ from router.http.headers import SPANS, TRACED
 from router.http.metrics import FAILURE, err_of
 from router.spans import Spans
 
-# What clients bring about, and no fault of ours.
+# Failures caused by clients: their spans are not marked as failed.
 THEIRS = (InvalidRequest, ToolsFailed, TemplateFailed, TimedOut, Overloaded, web.HTTPClientError, Cancelled,
           ConnectionError, asyncio.CancelledError)
-DROPPED = "dropped"  # nobody was told a status
+DROPPED = "dropped"  # the connection ended, so no status was sent
 
 
 def trace_requests(spans: Spans) -> Middleware:
-    """Stands before what makes answers of errors."""
+    """Return the tracing middleware. It goes outside the one that turns exceptions into error responses."""
     @web.middleware
     async def trace_request(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[SPANS] = spans

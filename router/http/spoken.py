@@ -1,6 +1,6 @@
-"""Answers that may hold thoughts and calls of tools as OpenAI's JSON: chunks of a stream, or a whole message.
+"""Rendering of chat answers with reasoning and tool calls as OpenAI's JSON: chunks of a stream, or a whole message.
 
-Knows nothing of how models write such things: speech.py reads it.
+speech.py parses the text of the model.
 """
 
 import secrets
@@ -21,14 +21,14 @@ def reason_of(end: FinishedEvent, num_calls: int, words: Words) -> str:
 
 
 def call_json(call: Call, index: int | None = None) -> str:
-    """In a stream calls are counted. `description` is what some clients look for."""
+    """Render a tool call; in a stream it has an `index`. `description` is there because some clients look for it."""
     place = "" if index is None else f'"index":{index},'
     return (f'{{{place}"id":"call_{secrets.token_hex(12)}","type":"function","function":{{"description":null,'
             f'"name":{quoted(call.name)},"arguments":{quoted(call.arguments)}}}}}')
 
 
 def thought_json(text: str) -> str:
-    """Clients know it under either name."""
+    """Render reasoning under both names that clients read."""
     return f'"reasoning":{quoted(text)},"reasoning_content":{quoted(text)}'
 
 
@@ -40,7 +40,8 @@ def spoken_json(label: Label, answer: Answer, extras: Extras, reader: AnyReader)
 
 
 def fields(parts: Sequence[Part]) -> Iterator[str]:
-    """Of a message, without its calls. Blanks around a text belong to what stood between it and them."""
+    """Yield the fields of a message without its tool calls. Whitespace that separated text, reasoning and calls is
+    stripped."""
     text = "".join(part.text for part in parts if isinstance(part, Said)).strip()
     thought = "".join(part.text for part in parts if isinstance(part, Thought)).strip()
     if text or not any(isinstance(part, Call) for part in parts):
@@ -54,7 +55,7 @@ def json_object(given: Sequence[str]) -> str:
 
 
 def raw_pieces(answer: Answer, reader: AnyReader) -> Iterator[str]:
-    """Special tokens too, and of the last one what is visible."""
+    """Yield the texts of all tokens, special ones included; of the last token only the part that is visible."""
     tokens, last = answer.tokens[:-1], next(reversed(answer.tokens), None)
     yield from (token.text for token in tokens)
     left = answer.end.text[sum(len(token.text) for token in tokens if not token.special):]
@@ -62,7 +63,7 @@ def raw_pieces(answer: Answer, reader: AnyReader) -> Iterator[str]:
 
 
 class SpokenChunks(Chunks):
-    """A call is told in one piece, when it is whole."""
+    """Renderer of a chat's stream with reasoning and tool calls. A call is sent in one chunk, when it is complete."""
 
     __slots__ = ("_num_calls", "_reader", "_role")
 
@@ -70,7 +71,7 @@ class SpokenChunks(Chunks):
         super().__init__(label, num_prompt_tokens, extras)
         self._reader = reader
         self._num_calls = 0
-        self._role = '"role":"assistant"'  # only the first chunk tells it
+        self._role = '"role":"assistant"'  # only in the first chunk
 
     def _chunk(self, text: str, token: TokenEvent | None, /) -> str:
         return self._told(self._reader.feed(raw(text, token)), token)
@@ -101,12 +102,12 @@ class SpokenChunks(Chunks):
 
 
 def raw(text: str, token: TokenEvent | None) -> str:
-    """With the name of a special token, which is no part of the text."""
+    """Return the text followed by the special token, if it is one: visible text leaves it out."""
     return text + token.text if token is not None and token.special else text
 
 
 def last_raw(text: str, token: TokenEvent | None, end: FinishedEvent, reader: AnyReader) -> str:
-    """The token that ends an answer is no part of it, unless a call or a thought closes with it."""
+    """Return the last token's text. An end token is left out, unless it closes a tool call or reasoning."""
     if token is None or end.reason is not FinishReason.END_TOKEN or reader.closes(token.text):
         return raw(text, token)
     return text

@@ -1,7 +1,4 @@
-"""Server-sent events: one open response that takes rendered events, and keeps quiet connections alive.
-
-Knows nothing of what the events say.
-"""
+"""Server-sent events: writing rendered events to an open response, and comments that keep idle connections alive."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping
@@ -18,20 +15,20 @@ HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
-# Seconds without an event after which a comment tells client and proxies that the connection lives.
+# Seconds without an event after which a comment is sent, so that client and proxies keep the connection.
 SILENCE = 15.0
 
 
 @asynccontextmanager
 async def event_stream(request: web.Request, headers: Mapping[str, str], patience: float,
                        silence: float = SILENCE) -> AsyncIterator["EventStream"]:
-    """A response that begins here and ends with the block, unless the connection ended before. A client that does not
-    read for `patience` seconds is cut off."""
+    """Open a response that ends with the block, unless the connection is closed earlier. A client that does not read
+    for `patience` seconds is disconnected."""
     response = web.StreamResponse(headers={**HEADERS, **headers})
     if request.version >= HttpVersion11:
         response.enable_chunked_encoding()
     else:
-        response.force_close()  # where the body ends
+        response.force_close()  # marks the end of the body
     await response.prepare(request)
     transport = request.transport
     if transport is None:
@@ -46,16 +43,16 @@ async def event_stream(request: web.Request, headers: Mapping[str, str], patienc
 
 
 class EventStream:
-    """The body of a response while it is written.
+    """Body of a response while it is written.
 
-    aiohttp writes the head and the end. What is between goes to the transport directly, framed as chunks here: to pass
-    it through `StreamResponse.write` would cost as much again as to render it.
+    aiohttp writes the headers and the end. Events go to the transport directly, framed as chunks here: passing them
+    through `StreamResponse.write` would cost as much again as rendering them.
     """
 
     def __init__(self, request: web.Request, response: web.StreamResponse, transport: asyncio.Transport,
                  patience: float, silence: float) -> None:
         self.response = response
-        self.failure: Exception | None = None  # what it ended with, where the client was told so
+        self.failure: Exception | None = None  # the error that ended the stream, if it was sent as an event
         self._protocol = request.protocol
         self._writer = request.writer
         self._transport = transport
@@ -72,7 +69,7 @@ class EventStream:
         return self._protocol.writing_paused
 
     def write(self, data: bytes) -> None:
-        """Raises ConnectionError when the client is gone. An empty chunk would be the end."""
+        """Write data; an empty chunk would end the body. Raises ConnectionError if the client is gone."""
         assert data
         if self._transport.is_closing():
             raise ConnectionResetError("the client left")
@@ -92,7 +89,7 @@ class EventStream:
             raise ConnectionResetError(f"the client did not read for {self._patience} seconds") from None
 
     def cut(self) -> None:
-        """End the connection at once, without the end of the body: the client sees that something is missing."""
+        """Abort the connection without the end of the body, so that the client sees that something is missing."""
         self._transport.abort()
 
     def stop_comments(self) -> None:
@@ -110,7 +107,7 @@ class EventStream:
 
 
 class Rendering(Protocol):
-    """Makes bytes of events; `ended` when the last one was among them."""
+    """Interface of a renderer of events. `ended` is true once the last event is rendered."""
 
     ended: bool
 
@@ -118,10 +115,10 @@ class Rendering(Protocol):
 
 
 class Pump:
-    """Carries the events of a stream to the wire as they come.
+    """Writes the events of a stream to the connection as they arrive.
 
-    Bursts are written from a callback: to wake a task for each of them would cost as much again as to render it. The
-    task that runs the pump is needed at the end, for errors, and when the client does not read.
+    Bursts are written from a callback: waking a task for each of them would cost as much again as rendering it. The
+    task that runs the pump wakes only at the end, on errors, and when the client does not read.
     """
 
     def __init__(self, stream: Stream, rendering: Rendering, out: EventStream, outbox: "Outbox") -> None:
@@ -132,7 +129,7 @@ class Pump:
         self._needed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Until the last event is written. Raises what rendering and writing raise."""
+        """Run until the last event is written. Raises what rendering and writing raise."""
         self._stream.listen(partial(self._outbox.add, self))
         while not self._rendering.ended:
             self.write(self.render())
@@ -142,7 +139,7 @@ class Pump:
         self._out.failure = self._stream.failure
 
     def render(self) -> bytes:
-        """What waits, as far as it can be written: the rest stays in the mailbox, where it is counted."""
+        """Render the waiting events. While writing is blocked they stay in the stream, which measures their size."""
         if self._needed.done():
             return b""
         try:
@@ -163,8 +160,11 @@ class Pump:
 
 
 class Outbox:
-    """The pumps with something to write in this turn of the loop. All are rendered, then all are written: either work
-    goes faster when the other does not come between, since a write leads through the whole of the system's network."""
+    """Pumps with something to write in this iteration of the event loop.
+
+    All are rendered, then all are written: alternating is slower, since each write runs through the system's whole
+    network stack.
+    """
 
     def __init__(self) -> None:
         self._due: list[Pump] = []

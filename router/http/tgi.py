@@ -1,7 +1,6 @@
-"""The dialect of text-generation-inference: its routes that generate, its parameters, its headers.
+"""API of text-generation-inference: the routes that generate, their parameters and headers.
 
-Turns foreign JSON into `Wanted`; rendering.py turns events into foreign JSON. Knows nothing of limits, nor how tokens
-come about.
+Parses bodies into `Wanted`; rendering.py renders the events.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from router.validation import Wanted
 
 
 class Parameters(Shared):
-    """Null means not given, but for the fields that are never None."""
+    """Parameters of a generation. Null means that a field is not given, where its type allows null."""
 
     top_n_tokens: Unsigned32 | None = None
     grammar: Any = None
@@ -36,11 +35,12 @@ class Parameters(Shared):
 
 
 class Generate(Foreign):
-    """Without `parameters` TGI samples; with them, even empty ones, it does not unless asked to."""
+    """A text to continue. As in TGI, tokens are sampled without `parameters`; with them, even empty ones, only if they
+    ask for sampling."""
 
     inputs: str
     parameters: Parameters = Field(default_factory=lambda: Parameters(do_sample=True))
-    cache_salt: str | None = None  # where servers of other dialects have it
+    cache_salt: str | None = None  # other servers take it here rather than in `parameters`
 
     @property
     def prefix(self) -> str:
@@ -70,8 +70,8 @@ class Generate(Foreign):
 
 
 class CompatGenerate(Generate):
-    """As the first servers took it, for which a client also says whether it wants a stream. Their answers repeat the
-    prompt unless told not to."""
+    """The body of `/generate` with the field `stream`. As in TGI's first versions, the answer repeats the prompt unless
+    `return_full_text` is false."""
 
     stream: bool = False
 
@@ -81,6 +81,8 @@ class CompatGenerate(Generate):
 
 
 class Tgi:
+    """Handlers of TGI's routes that generate."""
+
     def __init__(self, house: House) -> None:
         self._house = house
 
@@ -119,7 +121,7 @@ class Tgi:
         return headers, self._answer_json(asked, best, others)
 
     async def _streamed(self, request: web.Request, asked: Generate, caller: Caller) -> web.StreamResponse:
-        """What is wrong is told in the stream, as text-generation-inference does."""
+        """Answer with a stream. It opens before the request is validated, so errors are sent as events, as in TGI."""
         adapter = called(self._house.validator.adapters, asked.parameters.adapter(caller.token))
         headers = compute(self._house.engine.facts, len(asked.inputs)) | identity(request) | going_by(adapter)
         patience = self._house.config.slow_client_timeout

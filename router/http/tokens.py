@@ -1,7 +1,7 @@
-"""Texts and conversations as tokens, without generating: `/tokenize` and `/chat_tokenize`.
+"""Routes that tokenise texts and chats: `/tokenize` and `/chat_tokenize`.
 
-The JSON of a token takes ten to sixty times the room of its text, so it is made in a thread and sent in pieces.
-Knows nothing of sampling. Offsets count bytes, as text-generation-inference's do.
+The JSON of a token is ten to sixty times as large as its text, so it is rendered in a thread and sent in pieces.
+Offsets count bytes, as in text-generation-inference.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from router.http.openai import ChatRequest
 from router.http.tgi import Generate
 from router.prompts import Encoded, Names
 
-NAMES = Names(truncate="")  # nothing is cut
-PER_PIECE = 1024  # tokens; one call of the JSON encoder for all of a long text would hold Python's lock all the while
-LONGEST_WRITE = 65_536  # bytes; the text of a conversation may be all of a large body
+NAMES = Names(truncate="")  # prompts are never truncated
+PER_PIECE = 1024  # tokens; encoding a long text in one call would hold the GIL all the while
+LONGEST_WRITE = 65_536  # bytes; the text of a conversation may be as long as a large body
 
 Told = dict[str, Any]
 
@@ -46,7 +46,8 @@ class Tokens:
 async def answer_tokens(house: House, request: web.Request, text: str | Conversation, names: Names,
                         render: Callable[[Encoded], list[bytes]], *,
                         add_special_tokens: bool = True) -> web.StreamResponse:
-    """Raises InvalidRequest for more tokens than the model can read."""
+    """Tokenise the text and send what `render` makes of it. Raises InvalidRequest if the model cannot take so many
+    tokens."""
     pieces = await house.validator.encoded(text, names, render, add_special_tokens=add_special_tokens)
     return await send_json(request, pieces, house.config.slow_client_timeout)
 
@@ -67,14 +68,14 @@ def simple_tokens(encoded: Encoded) -> Iterator[Told]:
 
 
 def byte_places(text: str) -> Sequence[int]:
-    """Where each character begins, in bytes, and where the last one ends."""
+    """Return the byte offset of each character, and of the end."""
     if text.isascii():
         return range(len(text) + 1)
     return list(accumulate((len(character.encode()) for character in text), initial=0))
 
 
 def json_pieces(told: Iterable[Told]) -> Iterator[bytes]:
-    """The JSON of a list."""
+    """Yield the JSON of a list, PER_PIECE items at a time."""
     items, opening = iter(told), "["
     while piece := [*islice(items, PER_PIECE)]:
         yield (opening + json.dumps(piece)[1:-1]).encode()
@@ -88,7 +89,7 @@ def split_for_writing(piece: bytes) -> Iterator[bytes]:
 
 
 async def send_json(request: web.Request, pieces: Sequence[bytes], patience: float) -> web.StreamResponse:
-    """Send a body as fast as its client reads. Raises ConnectionResetError if it does not for so many seconds."""
+    """Send a body as fast as its client reads. Raises ConnectionResetError after `patience` seconds without a read."""
     response = web.StreamResponse()
     response.content_type = "application/json"
     response.content_length = sum(map(len, pieces))

@@ -1,7 +1,6 @@
-"""Tools as clients of OpenAI and of text-generation-inference offer them, and calls as they repeat them.
+"""Tools and tool calls in requests, as clients of OpenAI and of text-generation-inference send them.
 
-Turns foreign JSON into what chat templates take, and a call that must come into a grammar. Knows nothing of how a model
-calls.
+They are converted to the objects that chat templates take, and a required call (`tool_choice`) to a grammar.
 """
 
 import json
@@ -23,11 +22,11 @@ from router.http.body import Foreign
 
 
 class Given(Foreign):
-    """Reaches the template as it came: with fields that are unknown here, and in their order, since templates write it
-    as JSON."""
+    """Base class of objects that reach the template unchanged: with unknown fields and in the client's order, since
+    templates render them as JSON."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-    _names: tuple[str, ...] = ()  # of its fields
+    _names: tuple[str, ...] = ()  # of the fields, in the client's order
 
     @model_validator(mode="wrap")
     @classmethod
@@ -62,7 +61,7 @@ class NamedTool(Foreign):
 
 
 def object_of(arguments: object) -> object:
-    """Clients repeat the text that they were told, templates take the object that it stands for."""
+    """Return arguments as the object that templates take: clients repeat the JSON text that they received."""
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -86,12 +85,12 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 def called_name(choice: str | NamedTool | None) -> str:
-    """The tool that must be called, or `auto`, `none` or `required`."""
+    """Return the name of the tool that must be called, or `auto`, `none` or `required`."""
     return choice.function.name if isinstance(choice, NamedTool) else choice or "auto"
 
 
 def offered(tools: list[Tool] | None, choice: str | NamedTool | None) -> tuple[dict[str, Any], ...]:
-    """As templates take them. Raises ToolsFailed for a choice that there is not."""
+    """Return the tools for the chat template. Raises ToolsFailed for an invalid `tool_choice`."""
     name, names = called_name(choice), [tool.function.name for tool in tools or ()]
     if name not in {"auto", "none", "required", *names}:
         raise ToolsFailed(f"`tool_choice` must be `auto`, `none`, `required` or one of the tools "
@@ -102,8 +101,8 @@ def offered(tools: list[Tool] | None, choice: str | NamedTool | None) -> tuple[d
 
 
 def dictated(tools: list[Tool] | None, choice: str | NamedTool | None) -> Grammar | None:
-    """What an answer that must be a call looks like: an object with `name` and `arguments`. None where it need not be
-    one. Raises InvalidRequest for parameters that are no schema."""
+    """Return the grammar of a required call, an object with `name` and `arguments`; None if no call is required.
+    Raises InvalidRequest for parameters that are not a JSON schema."""
     name = called_name(choice)
     if name in {"auto", "none"}:
         return None
@@ -115,14 +114,14 @@ def dictated(tools: list[Tool] | None, choice: str | NamedTool | None) -> Gramma
 
 def call_schema(index: int, function: Function) -> dict[str, Any]:
     where, parameters = f"tools.{index}.function.parameters", function.parameters or NO_PARAMETERS
-    json_schema(where, parameters)  # what is wrong is told by its place
+    json_schema(where, parameters)  # validates, with the location in the error message
     closed = {"type": "object", "additionalProperties": False} if "properties" in parameters else {"type": "object"}
     return {"type": "object", "required": ["name", "arguments"], "additionalProperties": False,
             "properties": {"name": {"const": function.name}, "arguments": closed | parameters}}
 
 
 def moved(schema: Any, place: str) -> Any:
-    """The schema, where it stands at another place than it speaks of: its references are from the root."""
+    """Return the schema with `place` prefixed to its references, which are relative to the document's root."""
     if isinstance(schema, list):
         return [moved(item, place) for item in schema]
     if not isinstance(schema, dict):

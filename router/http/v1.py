@@ -1,7 +1,4 @@
-"""What the routes of OpenAI's dialect have in common: fields of requests, and how answers are labelled.
-
-Turns foreign JSON into `Wanted`. Knows neither prompts nor messages.
-"""
+"""Common parts of OpenAI's routes: fields of requests, and metadata of responses."""
 
 import secrets
 import time
@@ -38,7 +35,7 @@ class StreamOptions(Foreign):
 
 
 class Asked(Foreign):
-    """Null means not given."""
+    """Fields that chats and completions have in common. Null means that a field is not given."""
 
     model: str | None = None
     adapter_source: str | None = None
@@ -62,8 +59,8 @@ class Asked(Foreign):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def adapter(self, house: House, token: str) -> Named | None:
-        """What `model` names, where adapters are served; without them any name will do. `token` is that of the client
-        where it gives no other."""
+        """Return the adapter that `model` names, if adapters are served; if not, any name means the model itself.
+        `token` is the client's, unless the body has another."""
         if house.validator.adapters is None or self.model is None or is_base(self.model, house.about.name):
             return None
         check_name("model", self.model)
@@ -93,7 +90,7 @@ class Asked(Foreign):
 
 
 async def choices_of(house: House, asked: Asked, wanted: Wanted, caller: Caller) -> list[Choice]:
-    """By the model that is asked for."""
+    """Validate a request, with the adapter that its `model` names. Raises AdapterMissing with the known names."""
     try:
         return await house.validator.choices(replace(wanted, adapter=asked.adapter(house, caller.token)))
     except AdapterMissing as error:
