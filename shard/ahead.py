@@ -1,10 +1,9 @@
-"""Decode steps that begin before it is known what came of the last.
+"""Overlapped decode steps: the next step begins before the results of the last one are known.
 
-Between two steps a device would wait while the host reads tokens, tells of them and prepares what is next. So the
-ledger goes on as if the tokens of the step under way were known, and the next one finds them on the device. Where
-something came out that has to be looked at, that step and the one behind it are run anew, one after the other: then
-nothing is different from having waited. That costs two steps, so where it happens often the next ones are waited for.
-Knows nothing of messages.
+Between two steps the device would idle while the host reads tokens, writes answers and prepares the next step. So the
+ledger advances as if the tokens of the step under way were known, and the next step reads them on the device. If a
+result needs the host, that step and the one behind it are run again, one after the other, with the same results as
+without overlap. That costs two steps, so where it happens often, `Caution` suspends overlap for some steps.
 """
 
 from collections import deque
@@ -22,31 +21,31 @@ from shard.later import Answer, Later
 from shard.replay import Begun
 from shard.runner import Outcome, Runner, blocks_between
 
-REMEMBERED = 32  # steps, about
-BORNE = 1 / 16  # of them that had to be run anew
-WAITED_FOR = 32  # steps, where it is more: a filter that keeps many where odds are flat
+REMEMBERED = 32  # steps that the moving average covers, about
+BORNE = 1 / 16  # share of them that may have to be run again before overlap is suspended
+WAITED_FOR = 32  # steps without overlap then, e.g. for a filter that keeps many candidates of a flat distribution
 
-Run = Callable[[Step], Outcome]  # a step of which all is known
-Tell = Callable[[Step, Mapping[int, Said], float], Answer]  # what came of it, and in how many seconds
+Run = Callable[[Step], Outcome]  # runs a step whose input tokens are all known
+Tell = Callable[[Step, Mapping[int, Said], float], Answer]  # makes the answer from the results and the seconds
 
 
 @dataclass(slots=True)
 class Pending:
     step: Step
-    places: list[int]  # where, in those who decode, the tokens stand that are expected
+    places: list[int]  # index of the placeholder token in each decoding sequence
     began: float
-    begun: Begun | None  # None: it has to be run anew
+    begun: Begun | None  # None: the step must be run again
 
 
 class Caution:
-    """Who goes ahead saves a part of a step; what has to be run anew costs two. So a few such are borne with."""
+    """Policy for overlap, which saves a part of a step, while a step that must be run again costs two."""
 
     def __init__(self) -> None:
-        self._share = 0.0  # of the last ones that began ahead, of those that had to be run anew
+        self._share = 0.0  # moving average: share of overlapped steps that had to be run again
         self._left = 0
 
     def waits(self) -> bool:
-        """Whether the next step does not begin ahead."""
+        """Return whether the next step must wait for the last one, and count that step."""
         if not self._left:
             return False
         self._left -= 1
@@ -59,37 +58,37 @@ class Caution:
 
 
 class Ahead:
-    """The steps under way, all from one thread. With one that has to be run anew nothing begins."""
+    """Steps under way, at most UNDER_WAY, used from one thread. None begins while one must be run again."""
 
     def __init__(self, ledger: Ledger, runner: Runner, run: Run) -> None:
         self._ledger = ledger
         self._runner = runner
         self._run = run
         self._steps: deque[tuple[Pending, Later[Any]]] = deque()
-        self._ended = 0.0  # when the last came to its end
+        self._ended = 0.0  # when the last step ended
         self._caution = Caution()
-        self._error: Exception | None = None  # what kept one from its end, and so all behind it
+        self._error: Exception | None = None  # of a failed step; all steps behind it raise the same
 
     def make_room(self) -> None:
-        """For one more; raises what kept another from its end."""
+        """Wait until another step may begin; raises the error of an earlier step."""
         if len(self._steps) == UNDER_WAY:
             self._steps[0][1].finish()
         if self._steps and self._steps[-1][0].begun is None:
             self.finish()
 
     def finish(self) -> None:
-        """All that is under way; raises what kept one from its end."""
+        """Finish all steps under way; raises the first error of one of them."""
         while self._steps:
             self._steps[0][1].finish()
 
     def give_up(self) -> None:
-        """All, whatever comes of it, and forget it."""
+        """Finish all steps under way, discarding their results and errors."""
         while self._steps:
             self._steps[0][1].settle()
         self._error = None
 
     def begin(self, step: Step, cache: Cache, tell: Tell[Answer]) -> Later[Answer] | None:
-        """None if it can only be run when all of the last is known. There is room for it."""
+        """Begin the step; call `make_room` before. Return None if it can only be run after the last step has ended."""
         if self._caution.waits():
             return None
         last = self._steps[-1][0].begun if self._steps else None
@@ -134,7 +133,7 @@ class Ahead:
         return outcome.said
 
     def _take_back(self) -> None:
-        """Nothing counts of what is under way, the youngest first."""
+        """Wait for all steps under way and roll them back in the ledger, the youngest first."""
         self._caution.ended(well=False)
         for pending, _ in reversed(self._steps):
             if pending.begun is not None:
@@ -143,7 +142,7 @@ class Ahead:
                 self._ledger.take_back(pending.step, pending.places)
 
     def _leave_out_failed(self, pending: Pending, cache: Cache) -> None:
-        """Who failed in the step before took part in this one all the same, and left something in the cache."""
+        """Drop sequences that failed in the step before. They ran in this one too, so zero the blocks they wrote to."""
         for sequence, place in zip(pending.step.decodes, pending.places, strict=True):
             if sequence.failure is not None:
                 cache.zero(blocks_between(sequence, place - 1, place, cache.block_size))

@@ -1,4 +1,4 @@
-"""The rows of an answer to a step, written column by column. Knows nothing of how what they tell came about."""
+"""Encoding of a step's results into the columns of the answer messages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from shard.pb import shard_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a step yielded for one sequence: one entry per token."""
+    """Tokens that a step yielded for one sequence: one entry per token."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -20,7 +20,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Logprobs of a run of prompt tokens, the first of which has this index."""
+    """Logprobs of consecutive prompt tokens, the first of which has the index `start`."""
 
     start: int
     logprobs: list[float]
@@ -28,14 +28,14 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """What the tokens of a text are: one entry per token."""
+    """Labels of a text's tokens: one entry per token."""
 
     labels: list[int]
     scores: list[float]
 
 
 def write_rows(answer: pb.StepAnswer, step: Step, said: Mapping[int, Said]) -> None:
-    """A row for everybody in the step who did not fail, and the names of those who did."""
+    """Write a row for every yielding sequence that did not fail, and the ids and failures of the others."""
     rows = [sequence for sequence in step.yielding if sequence.id in said]
     words = [said[sequence.id] for sequence in rows]
     counts = [len(word.tokens) for word in words]
@@ -70,7 +70,7 @@ def write_prompts(answer: pb.StepAnswer, prompts: Mapping[int, PromptPart]) -> N
 
 
 def write_vectors(answer: pb.EmbedAnswer, vectors: Sequence[list[float] | None]) -> None:
-    """By text; none where it failed."""
+    """Write one vector per text; None marks a text that failed."""
     rows = [vector for vector in vectors if vector is not None]
     _write_failed(answer, vectors)
     answer.width = len(rows[0]) if rows else 0
@@ -78,7 +78,7 @@ def write_vectors(answer: pb.EmbedAnswer, vectors: Sequence[list[float] | None])
 
 
 def write_labels(answer: pb.EmbedAnswer, labelled: Sequence[Labelled | None]) -> None:
-    """By text; none where it failed."""
+    """Write the labels of each text; None marks a text that failed."""
     rows = [row for row in labelled if row is not None]
     _write_failed(answer, labelled)
     answer.num_labels.extend([len(row.labels) for row in rows])

@@ -1,9 +1,8 @@
 """The ledger of a shard: batches, their sequences, the blocks they hold, and every check of the contract.
 
-Each message is read, checked whole against the ledger, and only then applied; what is refused has changed nothing.
-Decisions follow from the message and from state that all ranks share, so ranks never disagree. Knows nothing of the
-order of messages (`service.py`), of tensors, or of how tokens come about: it says what a step consists of, and is told
-what came of it.
+Each message is read, checked completely against the ledger, and only then applied: a rejected message changes nothing.
+Decisions follow from the message and from state that all ranks share, so ranks never disagree. The ledger determines
+what a step consists of and receives its results; `orders.py` puts the messages in order.
 """
 
 from collections.abc import Mapping
@@ -19,12 +18,14 @@ __all__ = ["Chunk", "Ledger", "Malformed", "Refused", "Step"]
 
 
 def asked_blocks(request: pb.WarmupRequest, num_fitting: int) -> int:
-    """Blocks of the cache, where so many fit."""
+    """Return the number of cache blocks, where `num_fitting` would fit."""
     most = request.max_cache_tokens // request.block_size
     return min(num_fitting, most) if request.max_cache_tokens else num_fitting
 
 
 class Ledger:
+    """Batches, sequences and blocks of a shard, changed only by messages that pass every check."""
+
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.blocks = Blocks(16, 0)
@@ -35,7 +36,7 @@ class Ledger:
         self.max_decodes = 0
 
     def check_warmup(self, request: pb.WarmupRequest) -> None:
-        """Limits must make sense, and come once."""
+        """Check the limits of a warm-up, and that it is the first one."""
         size, most = request.block_size, request.max_cache_tokens
         if not size or size % 16:
             raise Malformed(f"block_size must be a multiple of 16, got {size}")
@@ -50,7 +51,7 @@ class Ledger:
             raise Refused("warm-up was done before")
 
     def warmup(self, request: pb.WarmupRequest, num_blocks: int) -> None:
-        """Size cache and steps; `num_blocks` is the most that fit."""
+        """Set the size of the cache and the limits of steps; `num_blocks` is the most that fit."""
         self.check_warmup(request)
         self.blocks = Blocks(request.block_size, asked_blocks(request, num_blocks))
         self.max_chunk_tokens, self.max_decodes = request.max_prefill_tokens, request.max_batch_size
@@ -65,7 +66,7 @@ class Ledger:
             raise Malformed("a Load names a kind and an id other than 0")
 
     def unload_before(self, request: pb.LoadRequest) -> pb.UnloadRequest | None:
-        """What must be forgotten first: something was loaded under its number, and perhaps nobody heard of it."""
+        """Return the Unload to apply first if the id is loaded already: the answer to that Load may have been lost."""
         if request.id not in self.loaded.get(request.kind, ()):
             return None
         return pb.UnloadRequest(epoch=request.epoch, kind=request.kind, id=request.id)
@@ -94,7 +95,7 @@ class Ledger:
         change.apply()
 
     def prefill(self, request: pb.PrefillRequest) -> Step:
-        """The step is under way from here on; `finish` tells what came of it."""
+        """Apply the message and return its step, which is under way until `finish` receives its results."""
         self._check_generation()
         if request.alongside and not self.limits.mixed_steps:
             raise Refused("this shard runs no mixed steps")
@@ -114,7 +115,7 @@ class Ledger:
         return change.apply_step()
 
     def embed(self, request: pb.EmbedRequest) -> list[Text]:
-        """The texts of a step, which leaves nothing behind."""
+        """Check and return the texts of a step, which leaves no state behind."""
         texts = read_texts(request, self.limits)
         if not self.blocks.count:
             raise Refused("Warmup comes first")
@@ -132,11 +133,12 @@ class Ledger:
             raise Refused("this shard does not generate")
 
     def room(self, sequence: Sequence) -> int:
-        """How many tokens a decode may yield for it: what it writes must fit into the model."""
+        """Return the most tokens a decode may yield for the sequence: all that it writes needs a position in the model.
+        """
         return min(self.limits.tokens_per_step, self.limits.max_positions + 1 - len(sequence.tokens))
 
     def finish(self, step: Step, yielded: Mapping[int, list[int]], failures: Mapping[int, pb.Failure]) -> None:
-        """Whoever the step could yield tokens for has some in `yielded`, or is among the failures."""
+        """Apply the results of a step: every yielding sequence has tokens in `yielded` or is in `failures`."""
         for chunk in step.chunks:
             chunk.sequence.failure = failures.get(chunk.sequence.id)
             self._advance(chunk.sequence, chunk.end, sound=chunk.sequence.failure is None)
@@ -150,8 +152,8 @@ class Ledger:
                 self._advance(sequence, len(sequence.tokens) - 1)
 
     def expect(self, step: Step) -> list[int]:
-        """A step that only decodes is under way, and messages come before it is known what came of it: whoever takes
-        part goes on. Where everybody's token will stand."""
+        """Append a placeholder token to each decoding sequence so that later messages can be applied while the step
+        runs. Return the placeholders' indices."""
         places = [len(sequence.tokens) for sequence in step.decodes]
         for sequence in step.decodes:
             sequence.tokens.append(EXPECTED)
@@ -159,12 +161,12 @@ class Ledger:
         return places
 
     def fulfil(self, step: Step, places: list[int], tokens: list[int]) -> None:
-        """What was expected came, for everybody."""
+        """Replace the placeholders by the tokens, one per sequence."""
         for sequence, place, token in zip(step.decodes, places, tokens, strict=True):
             sequence.tokens[place] = token
 
     def take_back(self, step: Step, places: list[int]) -> None:
-        """As if nothing had been expected of this step, nor of any later one."""
+        """Undo `expect` for this step and every later one."""
         for sequence, place in zip(step.decodes, places, strict=True):
             del sequence.tokens[place:]
             computed = place - 1
@@ -172,14 +174,15 @@ class Ledger:
             sequence.computed = computed
 
     def _advance(self, sequence: Sequence, computed: int, *, sound: bool = True) -> None:
-        """What a sequence computed while it failed is never shared."""
+        """Set the number of computed tokens. Blocks are marked full only if `sound`: a failed sequence's results must
+        never be shared."""
         if sound:
             self.blocks.fill(self._filled(sequence, sequence.computed, computed))
         sequence.computed = computed
 
     def _filled(self, sequence: Sequence, before: int, after: int) -> list[int]:
-        """By what it computes from the one place to the other. Of one that left while its step was under way others may
-        have taken the blocks."""
+        """Return the blocks that the sequence fills between two numbers of computed tokens. If it was dropped while its
+        step was under way, other sequences may have taken some of its blocks: these are left out."""
         size, blocks = self.blocks.size, self.blocks
         if before // size == after // size:
             return []

@@ -1,7 +1,7 @@
-"""Who holds which cache block, and which blocks are full. Knows nothing of what stands in them.
+"""Accounting of cache blocks: how many sequences hold each block, and which blocks are full.
 
 A block is written by one sequence at a time: its holder until it is full. A full block may be shared by any number of
-sequences as part of a cached prefix, and is written again only when nobody holds it.
+sequences as part of a cached prefix, and is written again only when no sequence holds it.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ class Blocks:
         self.size = size
         self.count = count
         self.num_holders = [0] * count
-        self.full = bytearray(count)  # every place was computed since the block was last taken for writing
+        self.full = bytearray(count)  # every slot was computed since the block was last taken for writing
 
     def take(self, blocks: Iterable[int]) -> None:
         """Hold blocks that will be written."""
@@ -33,18 +33,18 @@ class Blocks:
             self.num_holders[block] -= 1
 
     def fill(self, blocks: Iterable[int]) -> None:
-        """Every place of these was computed now."""
+        """Mark blocks as full: every slot is computed."""
         for block in blocks:
             self.full[block] = True
 
     def unfill(self, blocks: Iterable[int]) -> None:
-        """They were not after all."""
+        """Undo `fill`."""
         for block in blocks:
             self.full[block] = False
 
 
 class Claims:
-    """What one message does to the blocks, checked as it is read, before anything changes."""
+    """Changes that one message makes to the blocks, checked as the message is read, before anything is applied."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks

@@ -1,10 +1,10 @@
-"""Keys and values of all sequences: in each layer a row per slot, which holds the key and the value of one token.
+"""The KV cache: in each layer one row per slot, which holds the key and the value of one token.
 
-The blocks are the router's; two more are spare. The zero block is never written: where more places are gathered than a
-sequence has, the rest comes from it. The scratch block takes what nobody will read. Knows nothing of who holds a block.
+The router allocates all blocks but the last two. The zero block is never written: where more slots are gathered than a
+sequence has, the rest are read from it. The scratch block takes the writes of padding rows.
 
-A masked place still takes part in arithmetic, and one that is not a number spoils the row. So the cache starts as
-zeros, and the blocks of a sequence whose values are not finite are zeroed.
+A masked slot still takes part in arithmetic, and a non-finite value in it spoils the row. So the cache starts as zeros,
+and the blocks of a sequence whose values are not finite are zeroed.
 """
 
 from collections.abc import Sequence
@@ -25,24 +25,24 @@ class Cache:
                  dtype: torch.dtype, device: torch.device) -> None:
         assert block_size % UNIT == 0
         self.block_size = block_size
-        self.num_blocks = num_blocks  # the router's
+        self.num_blocks = num_blocks  # without the spare ones
         self.zero_block = num_blocks
         self.scratch_block = num_blocks + 1
         self.scratch_slot = self.scratch_block * block_size
         self.dtype = dtype
         self.device = device
-        self.width = 2 * num_kv_heads * head_dim  # of a row: key and value
+        self.width = 2 * num_kv_heads * head_dim  # numbers in a row: key and value
         num_blocks += NUM_SPARE
         rows = zeros((num_layers, num_blocks * block_size, self.width), dtype, device)
         self._blocks = rows.view(num_layers, num_blocks, -1)
-        # By layer, all of the same memory; keys and values are [slots, kv_heads * head_dim], units [units, 16 * width].
+        # Views of one memory, by layer; keys and values are [slots, kv_heads * head_dim], units [units, 16 * width].
         self.keys = [layer[:, :self.width // 2] for layer in rows]
         self.values = [layer[:, self.width // 2:] for layer in rows]
         self.units = [layer.view(-1, UNIT * self.width) for layer in rows]
 
     @property
     def bytes_per_slot(self) -> int:
-        """In one layer."""
+        """Bytes of one slot in one layer."""
         return self.width * self.dtype.itemsize
 
     @staticmethod
@@ -50,31 +50,31 @@ class Cache:
         return num_layers * block_size * 2 * num_kv_heads * head_dim * dtype.itemsize
 
     def slots(self, blocks: Sequence[int], start: int, end: int) -> list[int]:
-        """Of a sequence's positions from `start` to `end`."""
+        """Return the slots of a sequence's positions from `start` to `end`; `blocks` is its block table."""
         size = self.block_size
         return [blocks[position // size] * size + position % size for position in range(start, end)]
 
     def units_of(self, blocks: list[int], first: int, end: int, length: int) -> list[int]:
-        """Those that hold a sequence's places from `first` to `end`, and then zeros up to `length` places; `first` and
-        `length` are multiples of 16."""
+        """Return the units that hold a sequence's positions from `first` to `end`, padded with units of the zero block
+        to `length` positions; `first` and `length` are multiples of 16."""
         each = self.block_size // UNIT
         held = blocks if each == 1 else [block * each + unit for block in blocks for unit in range(each)]
         units = held[first // UNIT:-(-end // UNIT)]
         return units + [self.zero_block * each] * (length // UNIT - len(units))
 
     def write(self, layer: int, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-        """`keys` and `values` are [tokens, kv_heads * head_dim], `slots` is [tokens]."""
+        """Write `keys` and `values` [tokens, kv_heads * head_dim] to the `slots` [tokens] of one layer."""
         self.keys[layer].index_copy_(0, slots, keys)
         self.values[layer].index_copy_(0, slots, values)
 
     def zero(self, blocks: Sequence[int]) -> None:
-        """In all layers."""
+        """Set blocks to zero in all layers."""
         self._blocks.index_fill_(1, integers(blocks).to(self.device), 0)
 
 
 class PassingCache(Cache):
-    """For sequences that are run as a whole: nobody needs keys and values once their layer has run, so all layers have
-    the memory of one."""
+    """Cache for sequences that are run as a whole: keys and values are not needed once their layer has run, so all
+    layers share the memory of one."""
 
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, *, block_size: int, num_blocks: int,
                  dtype: torch.dtype, device: torch.device) -> None:
@@ -84,7 +84,7 @@ class PassingCache(Cache):
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On CPU the system hands the memory over page by page when it is written first; `torch.zeros` writes all of it."""
+    """Return zeros. On CPU the system allocates the pages on first write; `torch.zeros` would write all of them now."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = mmap(-1, prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)

@@ -1,7 +1,7 @@
-"""What one message does to one batch: read and checked in the order in which it applies, then applied at once.
+"""Changes that one message makes to one batch: read and checked in the order in which they apply, then applied at once.
 
-Nothing changes before `apply`, and every check comes before it. The parts are the same whether they came as a Filter or
-a Concat of their own or ride on a step.
+Nothing changes before `apply`, and every check comes before it. A Filter or Concat is handled in the same way as a
+separate message and as a part of a step's message.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Step:
-    """What one forward pass consists of. `failed` would take part, had they not failed before."""
+    """Contents of one forward pass. `failed` are sequences left out: failed before, or without a position left."""
 
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
@@ -48,16 +48,18 @@ class Step:
 
     @property
     def yielding(self) -> list[Sequence]:
-        """Those whose last token is known after this step: each yields a token or fails."""
+        """Sequences whose last token is known after this step: each yields a token or fails."""
         return self.decodes + [chunk.sequence for chunk in self.chunks if chunk.completes]
 
     def leave_out_failed(self) -> None:
-        """Whoever decodes and failed since."""
+        """Move decoding sequences that have failed meanwhile to `failed`."""
         self.failed += [sequence for sequence in self.decodes if sequence.failure is not None]
         self.decodes = [sequence for sequence in self.decodes if sequence.failure is None]
 
 
 class Change:
+    """All checks of one message for one batch, and its effects on the ledger, which `apply` makes."""
+
     def __init__(self, ledger: "Ledger", batch: int) -> None:
         if not ledger.blocks.count:
             raise Refused("there is no cache yet: Warmup comes first")
@@ -73,7 +75,7 @@ class Change:
         self._step = Step()
 
     def ride(self, request: pb.PrefillRequest | pb.DecodeRequest) -> None:
-        """What may ride on a step, in the order in which it applies."""
+        """Add the Keep, Join and Grants that a step's message may carry, in the order in which they apply."""
         if request.HasField("keep"):
             self.keep(request.keep.sequences)
         if request.HasField("join"):
@@ -111,7 +113,7 @@ class Change:
         self._granted = dict(zip(ids, blocks, strict=True))
 
     def decode(self) -> None:
-        """Let everybody who is ready decode."""
+        """Let every ready sequence decode."""
         decodes, room = self._step.decodes, self._ledger.room
         for sequence in self._members.values():
             if sequence.ready:
@@ -124,7 +126,8 @@ class Change:
             raise Refused(f"{len(decodes)} sequences would decode, warm-up allowed {self._ledger.max_decodes}")
 
     def _check_places(self, sequence: Sequence, needed: int) -> None:
-        """The last token is written, and all that the step may yield but the last."""
+        """Check that the blocks have slots for the last token and for all tokens that the step may yield but the last.
+        """
         num_blocks, size = len(sequence.blocks), self._ledger.blocks.size
         if needed > num_blocks * size and needed > (num_blocks + len(self._granted.get(sequence.id, ()))) * size:
             raise Refused(f"sequence {sequence.id} has too few blocks for {needed} places")
@@ -155,7 +158,8 @@ class Change:
         self._skip_failed_chunks()
 
     def _skip_failed_chunks(self) -> None:
-        """A sequence that failed goes on in the books only, since messages under way count on its progress."""
+        """Do not run chunks of failed sequences. `apply_step` still records them, since messages under way rely on it.
+        """
         self._skipped = [chunk for chunk in self._step.chunks if chunk.sequence.failure is not None]
         self._step.chunks = [chunk for chunk in self._step.chunks if chunk.sequence.failure is None]
         self._step.failed += [chunk.sequence for chunk in self._skipped]

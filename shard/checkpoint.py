@@ -1,6 +1,6 @@
-"""What the config.json of a model's folder says, by the reader of its architecture.
+"""Reader of a model folder's config.json, which dispatches on the architecture.
 
-Whatever would be computed wrongly is refused, by name. Knows nothing of weights.
+A setting that would be computed wrongly is rejected by name.
 """
 
 import json

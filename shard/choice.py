@@ -1,7 +1,6 @@
-"""From candidates to the chosen token, its logprob and the best of the others.
+"""Choice of a token among candidates, with its logprob and the best alternatives.
 
-What `pick` does can be captured with a step: then it never waits for the device that candidates are on. Knows nothing
-of the past of a sequence, or of where candidates come from.
+`pick` can be captured with a step: then it never waits for the device of the candidates.
 """
 
 from dataclasses import dataclass, field
@@ -21,17 +20,17 @@ from shard.unfiltered import behind, open_draw
 class Choice:
     token: int
     logprob: float
-    top_tokens: list[int] = field(default_factory=list)  # best first; none that cannot be chosen
+    top_tokens: list[int] = field(default_factory=list)  # best first; only tokens that can be chosen
     top_logprobs: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What rows ask for, a column each, where their candidates are."""
+    """Sampling parameters of the rows, one column each, on the device of their candidates."""
 
     draws: Tensor  # float64, uniform from 0 to below 1; 0 takes the best
-    raw: Tensor  # bool: logprobs among all, not among what filters leave
-    filters: dict[str, Tensor]  # by name; what is not here nobody asks for
+    raw: Tensor  # bool: logprobs over the whole vocabulary, not over the survivors of the filters
+    filters: dict[str, Tensor]  # by name; only filters that some row uses
 
 
 class Picked(NamedTuple):
@@ -42,8 +41,8 @@ class Picked(NamedTuple):
 
 
 def choices_of(candidates: Candidates, samplings: list[Sampling], draws: Tensor) -> tuple[list[Choice], list[bool]]:
-    """A choice for every row, and whether the candidates were enough to make it. Of `draws` [rows], uniform from 0 to
-    below 1, greedy rows use none."""
+    """Return a choice for every row, and whether its candidates were enough to make it. `draws` [rows] are uniform from
+    0 to below 1; greedy rows ignore them."""
     picked = pick(candidates, asked_by(samplings, draws, candidates.ids.device))
     choices = list(map(Choice, picked.tokens.tolist(), picked.logprobs.tolist()))
     decided, counts = picked.decided, [sampling.top_n_tokens for sampling in samplings]
@@ -64,7 +63,8 @@ def asked_by(samplings: list[Sampling], draws: Tensor, device: torch.device) -> 
 
 
 def pick(candidates: Candidates, asked: Asked, *, captured: bool = False) -> Picked:
-    """Where this is `captured`, what few rows need is done for all, since nobody looks whether it is needed."""
+    """Filter the candidates and pick a token per row. If `captured`, run branches that few rows need for all rows: a
+    CUDA graph cannot branch on data."""
     survivors = Survivors(candidates)
     for name, column in asked.filters.items():
         FILTERS[name](survivors, column)
@@ -80,7 +80,7 @@ def pick(candidates: Candidates, asked: Asked, *, captured: bool = False) -> Pic
 
 
 def drawn_openly(few: Candidates, uniforms: Tensor, is_open: Tensor, *, captured: bool) -> Tensor:  # [rows] tokens
-    """For the rows that are open; what the others get means nothing."""
+    """Draw without filters for the rows in `is_open`; the tokens of the other rows are meaningless."""
     tokens, is_behind = open_draw(few, uniforms)
     is_behind &= is_open
     if captured:
@@ -91,7 +91,7 @@ def drawn_openly(few: Candidates, uniforms: Tensor, is_open: Tensor, *, captured
 
 
 def reported(candidates: Candidates, survivors: Survivors, raw: Tensor) -> Tensor:  # [rows, width]
-    """Logprobs among the survivors of the filters, or among all where `raw` [rows] ones are wanted."""
+    """Return logprobs over the survivors of the filters, or over the whole vocabulary in rows that are `raw` [rows]."""
     among_survivors = survivors.filtered & ~raw
     logits = candidates.logits.masked_fill(survivors.chances == 0, -torch.inf)
     return torch.where(among_survivors[:, None], logits.log_softmax(-1), candidates.logprobs)

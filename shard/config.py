@@ -1,6 +1,6 @@
-"""Every setting of a shard: default, bound, help. Flags, environment names and docs/configuration.md come from here.
+"""Settings of a shard: default, bounds, help. Flags, environment names and docs/configuration.md are made from them.
 
-Knows nothing of how a setting is given. A shard is started with all of it as one JSON object.
+A shard is started with all its settings as one JSON object.
 """
 
 import json
@@ -26,7 +26,7 @@ DIST_BACKENDS = ("auto", "memory", "nccl")
 
 @dataclass(frozen=True, slots=True)
 class SimulatedConfig:
-    """A model that does not exist: its size, its speed, and what goes wrong with it."""
+    """Settings of a simulated model: its size, its speed, and its scripted faults."""
 
     vocabulary_size: int = setting(512, "Width of the logits; 256 bytes and the end token are used.", low=257)
     max_positions: int = setting(16384, "The most tokens, prompt and generated, in one sequence.", low=2)
@@ -56,6 +56,8 @@ class SimulatedConfig:
 
 @dataclass(frozen=True, slots=True)
 class ShardConfig:
+    """Settings of one shard."""
+
     socket: str = setting("", "Address to listen on, such as unix:/path/shard.sock.")
     rank: int = setting(0, "Which of the model's shards this is.", low=0)
     world_size: int = setting(1, "How many shards share the model.", low=1)

@@ -1,5 +1,4 @@
-"""Where one rank computes: on which device, with how many threads, and how numbers come there. Knows nothing of what is
-computed."""
+"""Device and threads of one rank, and transfers between host and device."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -9,15 +8,15 @@ from itertools import accumulate, cycle
 import torch
 from torch import Tensor, cuda
 
-UNDER_WAY = 2  # steps at most: the last, and one that began before anybody knew what came of it
-CORES_WITHOUT_ROUTER = 4  # up to so many the shards use all, and the router finds time between
-ALIGNED = 4  # numbers of 32 bits
-NEAR = 4096  # numbers that are rather copied, too, than something else in another launch
-CODES = {torch.int32: "i", torch.int64: "q", torch.float64: "d"}  # of arrays
+UNDER_WAY = 2  # steps at most: the last, and one that began before the results of the last were known
+CORES_WITHOUT_ROUTER = 4  # up to this many cores the shards use all, and the router runs in between
+ALIGNED = 4  # numbers of 32 bits: 16 bytes
+NEAR = 4096  # numbers; a gap up to this size is copied along, which is cheaper than another launch
+CODES = {torch.int32: "i", torch.int64: "q", torch.float64: "d"}  # type codes of `array`
 
 
 def choose_device(asked: str, rank: int, num_gpus: int) -> torch.device:
-    """Ranks go round the GPUs, so that several may share one."""
+    """Return the device of a rank. Ranks are assigned to GPUs round-robin, so several may share one."""
     if asked == "cuda" and not num_gpus:
         raise ValueError("--device cuda needs a GPU that torch can use, there is none; use --device cpu")
     if asked == "cpu" or not num_gpus:
@@ -26,25 +25,25 @@ def choose_device(asked: str, rank: int, num_gpus: int) -> torch.device:
 
 
 def kind_of(device: torch.device) -> str:
-    """What tells one kind of device from another."""
+    """Return the kind of a device: cpu, or the name of the GPU's model."""
     return device.type if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def count_sharing(rank: int, size: int, num_gpus: int) -> int:
-    """How many ranks use this rank's GPU."""
+    """Return how many ranks use this rank's GPU."""
     return len(range(rank % num_gpus, size, num_gpus))
 
 
 def count_threads(asked: int, num_cores: int, num_shards: int) -> int:
-    """Threads of one shard on a CPU with so many cores."""
+    """Return the number of threads of one shard on a CPU with `num_cores` cores."""
     free = num_cores if num_cores <= CORES_WITHOUT_ROUTER else num_cores - 1
     return asked or max(1, free // num_shards)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch computes in this thread alone meanwhile. With helpers it would take turns on the cores with those of the
-    steps, and each side waits until all of its helpers are done."""
+    """Let torch compute in this thread alone. Helper threads would compete for the cores with those of the steps, and
+    each side waits until all of its helpers are done."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -54,18 +53,18 @@ def one_thread() -> Iterator[None]:
 
 
 def at(device: torch.device) -> AbstractContextManager[object]:
-    """Kernels in Triton are launched where their thread is, wherever their tensors are."""
+    """Make the device current: Triton launches kernels on the thread's current device, not on that of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Standing:
-    """Lists of numbers on the device, each in places of its own, which it keeps: what was captured with their addresses
-    reads what was sent last. Behind the end of a list stands something that stood there before. Whoever sends again
-    has waited for what read all but the last that was sent."""
+    """Lists of numbers in device buffers with fixed addresses, read by captured steps and filled from pinned host
+    memory. Entries past the end of the last sent list are stale. Before another `send`, the caller must have waited for
+    all steps but the one that reads the last sent lists."""
 
     def __init__(self, capacities: Sequence[int], dtype: torch.dtype, device: torch.device,
                  initial: Sequence[float] = ()) -> None:
-        """`initial`: what each list is full of before anything is sent; zeros by default."""
+        """Allocate the lists. `initial` has the value that fills each list before anything is sent; zero by default."""
         firsts = [0, *accumulate(count + -count % ALIGNED for count in capacities)]
         self._there = torch.zeros(firsts[-1], dtype=dtype, device=device)
         self._places = [slice(first, first + count) for first, count in zip(firsts, capacities, strict=False)]
@@ -73,11 +72,11 @@ class Standing:
             self._there[place] = value
         host = self._there.cpu()
         self._hosts = cycle([host.pin_memory() if device.type == "cuda" else host.clone()
-                             for _ in range(UNDER_WAY)])  # a copy may still wait for its turn on the device
+                             for _ in range(UNDER_WAY)])  # the last copy may still be queued on the device
 
     @property
     def lists(self) -> list[Tensor]:
-        """As long as they may be."""
+        """Lists on the device, each at its full capacity."""
         return [self._there[place] for place in self._places]
 
     def holds(self, lists: Sequence[Sequence[int]]) -> bool:
@@ -94,8 +93,7 @@ class Standing:
 
 
 def runs_of(places: Sequence[slice]) -> list[slice]:
-    """What is copied at once to fill these, which rise, and of what lies between them no more than is cheaper than
-    another copy."""
+    """Merge rising slices into runs that are copied at once, with gaps that are cheaper to copy than another launch."""
     found: list[slice] = []
     for place in places:
         if place.start == place.stop:
@@ -108,14 +106,14 @@ def runs_of(places: Sequence[slice]) -> list[slice]:
 
 
 class Arriving:
-    """Numbers that are on their way from the device."""
+    """Copy from the device that may be under way."""
 
     def __init__(self, there: Tensor, arrived: cuda.Event | None) -> None:
         self._there = there
         self._arrived = arrived
 
     def wait(self) -> None:
-        """Until they are there. Any thread may."""
+        """Wait until the copy is complete. Any thread may call this."""
         if self._arrived is not None:
             self._arrived.synchronize()
 
@@ -126,7 +124,7 @@ class Arriving:
 
 
 class Bringing:
-    """Brings numbers from their place on the device while it goes on computing."""
+    """Copier of numbers from one device buffer to the host while the device computes."""
 
     def __init__(self, source: Tensor) -> None:
         is_cuda = source.device.type == "cuda"
@@ -135,7 +133,7 @@ class Bringing:
         self._aside = cuda.Stream(source.device) if is_cuda else None  # type: ignore[no-untyped-call]  # torch has no types there
 
     def begin(self, rows: int) -> Arriving:
-        """The first ones, as they are when all that was launched before is done."""
+        """Begin to copy the first rows, as they are after all work that was launched before."""
         there = next(self._hosts)[:rows]
         if self._aside is None:
             return Arriving(there.copy_(self._source[:rows]), None)
@@ -147,14 +145,14 @@ class Bringing:
         return Arriving(there, arrived)
 
     def await_begun(self) -> None:
-        """What is launched from now on may write to the place: it comes after what is being brought."""
+        """Make work that is launched from now on wait for the copies under way, so that it may write to the buffer."""
         if self._aside is not None:
             cuda.current_stream(self._source.device).wait_stream(self._aside)
 
 
 def sent(lists: list[list[int]], device: torch.device) -> list[Tensor]:
-    """To the device in one piece, as 32 bits. Each begins at a multiple of 16 bytes: kernels are compiled anew for
-    addresses that do not."""
+    """Copy the lists to the device in one transfer, as int32. Each begins at a multiple of 16 bytes: Triton compiles
+    kernels again for other addresses."""
     together = array("i")
     for some in lists:
         together.extend(some)

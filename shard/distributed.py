@@ -1,8 +1,8 @@
-"""The ranks that share a model, as one group: sums, gathers and broadcasts between them.
+"""The group of ranks that share a model: sums, gathers and broadcasts between them.
 
-Everything is added in rank order, so that all ranks hold the same bits and a rerun gives them again. All ranks live on
-one machine and meet at a file that is new for every group. Knows nothing of what is exchanged. Whether a rank hangs is
-for others to judge: a call that waits longer than TIMEOUT raises only for want of a better judge.
+Everything is added in rank order, so that all ranks hold the same bits and a rerun gives them again. All ranks run on
+one machine and meet at a file that is new for every group. Detecting a rank that hangs is left to others: a call that
+waits longer than TIMEOUT raises only as a last resort.
 """
 
 from collections.abc import Callable
@@ -19,28 +19,28 @@ TIMEOUT = timedelta(minutes=10)
 
 
 class Group(Protocol):
-    """Every rank makes the same calls in the same order, with tensors of the same shapes."""
+    """Group of ranks, which all make the same calls in the same order, with tensors of the same shapes."""
 
     rank: int
     size: int
 
     def sum(self, x: Tensor) -> Tensor:
-        """The ranks' partial results, added in rank order."""
+        """Return the ranks' partial results, added in rank order."""
 
     def gather(self, x: Tensor) -> Tensor | None:
-        """On rank 0 the ranks' parts side by side along the last axis, on the others nothing."""
+        """Return the ranks' parts concatenated along the last axis on rank 0, None on the others."""
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Rank 0's values, in place."""
+        """Overwrite `x` with rank 0's values and return it."""
 
     def minimum(self, number: int) -> int:
-        """The least of the ranks' numbers. Nobody gets it before everybody has called."""
+        """Return the least of the ranks' numbers, once every rank has called."""
 
     def close(self) -> None: ...
 
 
 class Alone:
-    """The group of one."""
+    """Group of one rank."""
 
     rank = 0
     size = 1
@@ -62,7 +62,7 @@ class Alone:
 
 
 class HostRanks:
-    """Everybody lays down what it has and adds by itself. Tensors of a GPU travel through the host's memory."""
+    """Group over shared memory: each rank adds all parts by itself. GPU tensors are copied through host memory."""
 
     def __init__(self, rank: int, size: int, meeting_point: str) -> None:
         self.rank, self.size = rank, size
@@ -92,7 +92,7 @@ class HostRanks:
 
 
 class NcclRanks:
-    """One GPU each, the current one of the process, which has only one such group."""
+    """Group over NCCL: one GPU per rank, the current one of the process, which can have only one such group."""
 
     def __init__(self, rank: int, size: int, meeting_point: str) -> None:
         self.rank, self.size = rank, size
@@ -140,12 +140,12 @@ BACKENDS: dict[str, Members] = {
 
 
 def join(rank: int, size: int, backend: str, meeting_point: str) -> Group:
-    """Returns when all ranks are there. The file `meeting_point` must not have served another group."""
+    """Join the group and return when all ranks have. No other group may have used the file `meeting_point`."""
     return Alone() if size == 1 else BACKENDS[backend](rank, size, meeting_point)
 
 
 def choose_backend(asked: str, device: str, size: int, num_gpus: int) -> str:
-    """The key in BACKENDS; `device` is cpu or cuda, `num_gpus` how many this machine has."""
+    """Return the key in BACKENDS; `device` is cpu or cuda, `num_gpus` the number of GPUs of this machine."""
     fits = device == "cuda" and num_gpus >= size
     if asked == "nccl" and not fits:
         raise ValueError(f"--dist-backend nccl needs a GPU for every shard, there are {num_gpus} for {size} shards on "
@@ -167,25 +167,26 @@ def joined(pieces: tuple[Tensor, ...] | list[Tensor]) -> Tensor:
 
 
 def share(count: int, rank: int, size: int) -> range:
-    """A rank's part of so many things that must be shared evenly."""
+    """Return a rank's part of `count` items that must be shared evenly."""
     if count % size:
         raise ValueError(f"{count} cannot be shared evenly by {size} shards; choose a --num-shard that divides it")
     return range(count // size * rank, count // size * (rank + 1))
 
 
 def uneven_share(count: int, rank: int, size: int) -> range:
-    """A rank's part of so many things that need not go even."""
+    """Return a rank's part of `count` items that need not be shared evenly."""
     return range(count * rank // size, count * (rank + 1) // size)
 
 
 def padded_share(count: int, rank: int, size: int) -> range:
-    """A rank's part when the last ones may be partly, or wholly, beyond what is there. All are of one length."""
+    """Return a rank's part of `count` items. All parts have one length; the last may be partly or wholly past the end.
+    """
     width = -(-count // size)
     return range(width * rank, width * (rank + 1))
 
 
 def copied_share(count: int, rank: int, size: int) -> range:
-    """A rank's part when there may be fewer things than ranks: then neighbours hold copies of one."""
+    """Return a rank's part of `count` items. If there are fewer items than ranks, neighbours hold copies of one."""
     if count >= size:
         return share(count, rank, size)
     if size % count:

@@ -1,7 +1,6 @@
-"""The uniform number that decides a token: a hash of the sequence's key and the token's index, and of nothing else.
+"""Uniform numbers that decide tokens: a hash of the sequence's key and the token's index, and of nothing else.
 
-So a token is drawn the same whatever else is in the batch, and again when a sequence comes back. Knows nothing of what
-is drawn from.
+So a token is drawn the same whatever else is in the batch, and drawn the same again when a sequence re-enters.
 """
 
 from array import array
@@ -19,17 +18,17 @@ def uniforms(keys: list[int], indices: list[int]) -> Tensor:  # [rows] float64, 
 
 
 def mix(words: Tensor) -> Tensor:
-    """Every bit of a word depends on every bit; products are modulo 2**64."""
+    """Mix each word so that every bit depends on every bit; products are modulo 2**64."""
     words = (words ^ shift(words, 30)) * MULTIPLIERS[0]
     words = (words ^ shift(words, 27)) * MULTIPLIERS[1]
     return words ^ shift(words, 31)
 
 
 def shift(words: Tensor, places: int) -> Tensor:
-    """To the right, filled with zeros: torch has signed words only, and would fill with the sign."""
+    """Shift right and fill with zeros: torch has signed words only, and `>>` fills with the sign."""
     return torch.bitwise_and(words >> places, 2**(64 - places) - 1)
 
 
 def unsigned(numbers: list[int]) -> Tensor:
-    """The 64 bits of each number."""
+    """Return the 64 bits of each unsigned number as a signed word."""
     return torch.frombuffer(array("Q", numbers), dtype=torch.int64)

@@ -1,7 +1,7 @@
-"""Embeddings by a model that generates: texts are run as prompts of which nothing stays.
+"""Embeddings by a model that generates: texts are run as prompts and leave no state behind.
 
-Their keys and values stand in a cache beside the router's, which is as large as the largest step so far needed. Knows
-nothing of messages.
+Their keys and values are in a separate cache, not the one that the router allocates; it is as large as the largest step
+so far needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ BLOCK_SIZE = 16
 class Embedder:
     def __init__(self, model: Model, attention: Attention, pooling: Pooling, bearers: Bearers, *,
                  make_cache: Callable[[int], Cache], device: torch.device) -> None:
-        """`make_cache` makes one of so many blocks of 16 places."""
+        """Create an embedder; `make_cache` allocates a cache of a number of blocks of 16 slots."""
         self._model = model
         self._attention = attention
         self._pooling = pooling
@@ -36,7 +36,7 @@ class Embedder:
 
     @torch.inference_mode()
     def vectors(self, texts: Sequence[Text]) -> list[list[float] | None]:
-        """By text; none where a number is none."""
+        """Return the embedding of each text; None where it is not finite."""
         step = as_step(texts)
         self._grow(sum(len(sequence.blocks) for sequence in step.sequences))
         inputs = build(step, self._cache, self._attention, self._device)
@@ -48,12 +48,12 @@ class Embedder:
 
     def _grow(self, num_blocks: int) -> None:
         if self._cache.num_blocks < num_blocks:
-            self._cache = self._make_cache(0)  # the old one goes before the new one comes
+            self._cache = self._make_cache(0)  # free the old one before allocating the new one
             self._cache = self._make_cache(num_blocks)
 
 
 def as_step(texts: Sequence[Text]) -> Step:
-    """Each as a chunk that is a whole prompt, in blocks of its own."""
+    """Return a step with each text as a chunk that is a whole prompt, in blocks of its own."""
     step, first = Step(), 0
     for number, text in enumerate(texts):
         blocks = list(range(first, first + -(-len(text.tokens) // BLOCK_SIZE)))

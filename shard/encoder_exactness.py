@@ -1,7 +1,6 @@
-"""The gate at start for encoders: whether a text gets the same bits alone and in any company.
+"""The exactness gate at start for encoders: whether a text gets the same bits alone and in any batch.
 
-Runs a layer and what tells labels on the machine at hand and compares bits, not closeness. Knows nothing of what
-follows from the verdict.
+It runs one layer and the classifier on this machine and compares bits, not closeness.
 """
 
 from collections.abc import Iterator
@@ -13,13 +12,13 @@ from shard.exactness import same_bits
 from shard.models.encoder import Encoder, lay_out
 from shard.texts import Text
 
-LENGTHS = (1, 7, 100)  # tokens of the texts that are looked at
-COMPANIES = ((1,), (16,), (299,), (3, 2, 40))  # tokens of the texts around one: as many before it as behind
+LENGTHS = (1, 7, 100)  # tokens of the texts that are compared
+COMPANIES = ((1,), (16,), (299,), (3, 2, 40))  # tokens of the texts in the batch: these before the text and behind it
 
 
 @torch.inference_mode()
 def verdict(model: Encoder, device: torch.device) -> str:
-    """What differs, or nothing. `model` needs one layer."""
+    """Return what differs, or an empty string. `model` needs one layer."""
     for length in LENGTHS:
         text = drawn(model, length)
         alone = states(model, [text], 0, device)
@@ -41,7 +40,8 @@ def drawn(model: Encoder, length: int) -> Text:
 
 
 def states(model: Encoder, texts: list[Text], place: int, device: torch.device) -> list[Tensor]:
-    """Of the text at this place: hidden states, and what follows from them."""
+    """Return the hidden states of the text at index `place`, and its probabilities of labels if there is a classifier.
+    """
     hidden = model.hidden(lay_out(texts, model.config, device))
     first = sum(len(text.tokens) for text in texts[:place])
     rows = slice(first, first + len(texts[place].tokens))

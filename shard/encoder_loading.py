@@ -1,6 +1,6 @@
-"""From settings to an encoder that runs, as `loading.py` does for models that generate.
+"""Loading of an encoder from settings, as `loading.py` does for models that generate.
 
-Knows nothing of steps or messages. Everything that users can do wrong is a ValueError.
+Every user error is a ValueError.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class LoadedEncoder:
     group: Group
     device: torch.device
     dtype: torch.dtype
-    inexact: str  # why answers may depend on their company, or nothing
+    inexact: str  # why answers may depend on the rest of the batch, or empty
     wardrobe: Wardrobe
     adapter_room: Callable[[], int]  # bytes for adapters
 

@@ -1,7 +1,7 @@
-"""Texts that are run before anything is served: they warm an encoder up, and tell how long its steps take.
+"""Warm-up of an encoder: texts that are run and timed before anything is served.
 
-As in `warmup.py` sizes grow, up to the largest step that the limits allow, or on a CPU until one takes long enough to
-tell what larger ones will take.
+As in `warmup.py` sizes grow, up to the largest step that the limits allow, or on a CPU until a step takes long enough
+to predict larger ones.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +11,12 @@ from shard.distributed import Group
 from shard.texts import Text
 from shard.warmup import BRIEF, SHORT, Measured, Sizes, growing
 
-FIRST = 16  # tokens of the shortest text of those that grow
+FIRST = 16  # tokens of the shortest of the growing texts
 
 
 class TextRehearsal:
     def __init__(self, run: Callable[[Sequence[Text]], object], sizes: Sizes, group: Group, patience: float) -> None:
-        """`run` takes a step; `patience` is in seconds."""
+        """Create a warm-up. `run` runs a step; `patience` is in seconds."""
         self._run = run
         self._sizes = sizes
         self._group = group
@@ -26,7 +26,7 @@ class TextRehearsal:
         return [one for kind in self._kinds() for one in self._measure(kind)]
 
     def _kinds(self) -> list[Iterator[list[Text]]]:
-        """A longer and longer text, more and more short ones."""
+        """Return the steps of each kind: one text that grows, a growing number of short texts."""
         sizes = self._sizes
         longest = min(sizes.length, sizes.chunk_tokens)
         short = min(SHORT, longest)
@@ -43,11 +43,11 @@ class TextRehearsal:
                 seconds = min(seconds, self._time(texts))  # the first run may have had to set things up
             num_tokens = sum(len(text.tokens) for text in texts)
             yield Measured(len(texts), num_tokens, num_tokens, seconds)
-            if seconds > self._patience and number:  # one size alone tells nothing of a slope
+            if seconds > self._patience and number:  # one size alone gives no slope
                 return
 
     def _time(self, texts: list[Text]) -> float:
-        """Of the slowest rank, so that all go on or stop alike."""
+        """Return the time of the slowest rank, so that all ranks continue or stop alike."""
         began = perf_counter()
         self._run(texts)
         return -self._group.minimum(-round(1e9 * (perf_counter() - began))) / 1e9

@@ -1,7 +1,6 @@
-"""The worker with an encoder: texts in, embeddings or labels out. It generates nothing, and keeps nothing of a text.
+"""Worker with an encoder: texts in, embeddings or labels out. It generates no tokens, and keeps no state of a text.
 
-Knows nothing of the wire, nor of how a step is computed (`encoding.py`). All calls but `info`, `close`, `load` and
-`unload` come from one thread.
+All calls but `info`, `close`, `load` and `unload` come from one thread.
 """
 
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from shard.warmup import PATIENCE, Sizes, note
 class EncoderWorker(LoadedWorker[LoadedEncoder]):
     def __init__(self, config: ShardConfig, exit: Callable[[], object] = leave,  # noqa: A002 - what it does
                  on_progress: OnProgress = untold) -> None:
-        """Loads the model; raises ValueError when it cannot be served. `exit` ends the process at once."""
+        """Load the model; raises ValueError if it cannot be served. `exit` ends the process at once."""
         loaded = load(config, on_progress)
         limits = Limits(loaded.config.vocabulary_size, loaded.config.max_positions, 1, mixed_steps=False,
                         generation=False, wanted=frozenset({pb.LABELS if loaded.config.labels else pb.VECTORS}))
@@ -37,8 +36,8 @@ class EncoderWorker(LoadedWorker[LoadedEncoder]):
         return answer
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
-        """There is no cache. Its blocks are as many as all texts together would need, since a router may reckon with
-        them."""
+        """Measure steps. There is no cache; the answer has as many blocks as all texts together would need, since a
+        router may rely on them."""
         self.ledger.check_warmup(request)
         longest = request.max_total_tokens or self.ledger.limits.max_positions
         num_blocks = request.max_batch_size * -(-longest // request.block_size)

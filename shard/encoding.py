@@ -1,6 +1,6 @@
-"""Runs texts through an encoder: from their tokens to an embedding of each, or to a label of each token.
+"""Runner of texts through an encoder: from tokens to one embedding per text, or one label per token.
 
-Every rank does the same. Knows nothing of messages.
+All ranks do the same.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from shard.texts import Text
 
 class Encoding:
     def __init__(self, model: Encoder, pooling: Pooling, bearers: Bearers, device: torch.device) -> None:
-        """The products of the model ask `bearers` which adapter a row goes by."""
+        """Create the runner; the model's linears read from `bearers` which adapter each row uses."""
         self._model = model
         self._pooling = pooling
         self._bearers = bearers
@@ -26,12 +26,12 @@ class Encoding:
 
     @torch.inference_mode()
     def vectors(self, texts: Sequence[Text]) -> list[list[float] | None]:
-        """By text; none where a number is none."""
+        """Return the embedding of each text; None where it is not finite."""
         return self._pooling.embeddings(self._hidden(texts), [len(text.tokens) for text in texts])
 
     @torch.inference_mode()
     def labels(self, texts: Sequence[Text]) -> list[Labelled | None]:
-        """By text; none where a number is none."""
+        """Return the labels of each text's tokens; None where a probability is not finite."""
         probabilities = self._model.probabilities(self._hidden(texts))  # [tokens, labels]
         scores, labels = probabilities.max(-1)
         fine = probabilities.isfinite().all(-1)
@@ -39,6 +39,6 @@ class Encoding:
                 for rows in rows_of([len(text.tokens) for text in texts])]
 
     def _hidden(self, texts: Sequence[Text]) -> Tensor:
-        """`[tokens, hidden]`"""
+        """Return the hidden states `[tokens, hidden]`."""
         with self._bearers.rows([Run(text.adapter, len(text.tokens)) for text in texts]):
             return self._model.hidden(lay_out(texts, self._model.config, self._device))

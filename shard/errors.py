@@ -1,17 +1,17 @@
-"""Why a message is not applied, or a step has no end. Whatever else a worker raises is a step that failed."""
+"""Errors of messages that are not applied, and of steps without memory. Any other exception means a failed step."""
 
 
 class Malformed(Exception):
-    """The message makes no sense, whatever the shard's state."""
+    """Message that is invalid, whatever the shard's state."""
 
 
 class Refused(Exception):
-    """The message does not fit the shard's state."""
+    """Message that does not fit the shard's state."""
 
 
 class NoRoom(Refused, ValueError):
-    """There is too little memory for the model, its cache or its largest step. Another time there may be enough."""
+    """Too little memory for the model, its cache or its largest step. Another start may find enough."""
 
 
 class Exhausted(Exception):
-    """There was no memory for the step. A smaller one may find some."""
+    """Too little memory for a step. A smaller step may fit."""

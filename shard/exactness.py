@@ -1,7 +1,6 @@
-"""The gate at start: whether a sequence gets the same bits alone, in any company, and however its prompt is cut.
+"""The exactness gate at start: whether a sequence gets the same bits alone, in any batch, and with any chunks.
 
-Runs a layer of each kind and the head of the model at hand on the machine at hand and compares bits, not closeness.
-Knows nothing of what follows from the verdict.
+It runs one layer of each kind and the head of the model on this machine and compares bits, not closeness.
 """
 
 from collections.abc import Callable
@@ -20,29 +19,31 @@ from shard.runner import Model
 from shard.sequence import Sampling, Sequence
 from shard.step import build
 
-LENGTH = 300  # tokens of the sequence that is looked at: its places are gathered as 64, 128, 256 and 512
-CUT = 0.45  # of them are the first chunk
+LENGTH = 300  # tokens of the observed sequence: its slots are gathered as 64, 128, 256 and 512
+CUT = 0.45  # share of them in the first chunk
 BLOCK_SIZE = 16
 
 Bits = dict[str, Tensor]
 
 
 class Look(NamedTuple):
-    companies: tuple[int, ...]  # numbers of rows that decode
-    head_rows: int  # the head is large, and takes part up to this many rows
-    prompts: tuple[int, ...]  # numbers of those that run beside one
+    companies: tuple[int, ...]  # sizes of batches that decode
+    head_rows: int  # at most so many rows are run through the head, which is large
+    prompts: tuple[int, ...]  # numbers of prompts that run beside the observed one
 
 
 BRIEF = Look((2, 17, 300), 17, ())
-# All sizes for which a card might have another program, those that are captured among them, and rows of many prompts.
+# All sizes for which a GPU might run another kernel, those that are captured among them, and rows of many prompts.
 THOROUGH = Look((2, 3, 4, 7, 8, 16, 24, 31, 32, 40, 48, 56, 64, 80, 96, 128, 160, 192, 200, 224, 256, 300, 320, 384,
                  448, 511, 512), 512, (1, 2, 6, 13))
 
 
 class Gate:
+    """Comparison of one sequence's bits between steps of different contents."""
+
     def __init__(self, model: Model, config: ModelConfig, attention: Attention, cache: Callable[[int], Cache],
                  device: torch.device, *, look: Look = BRIEF) -> None:
-        """`model` needs few layers; `cache` makes one for it, of so many blocks."""
+        """Create the gate. `model` needs one layer of each kind; `cache` allocates a cache of so many blocks for it."""
         self._look = look
         self._model = model
         self._attention = attention
@@ -53,14 +54,15 @@ class Gate:
         generator = torch.Generator().manual_seed(0)
         tokens: list[int] = torch.randint(config.vocabulary_size, (2 * self._length,), generator=generator).tolist()
         self._observed = sequence(0, tokens[:self._length], 0)
-        # All the others read and write the same blocks: what they compute is of no interest.
+        # All other sequences share their blocks: their results are not compared.
         self._others = [sequence(number, tokens[self._length:], blocks_of(self._length))
                         for number in range(max(look.companies))]
 
     @torch.inference_mode()
     def verdict(self) -> str:
-        """What differs first, or nothing. Each case finds in the cache what those before it left, which has the right
-        bits as long as none of them differs. All are run in any case: other ranks may see no difference yet."""
+        """Return the first difference, or an empty string. Each case reads what the cases before it wrote to the cache,
+        which has the right bits as long as none of them differs. All cases are run after a difference, too: other ranks
+        may have found none yet."""
         expected, found = self._alone(), ""
         for name, case in self._cases():
             bits = case()
@@ -107,7 +109,7 @@ class Gate:
         return self._model.hidden(inputs, self._cache, self._attention)
 
     def _last(self, step: Step, row: int) -> Bits:
-        """Of the observed sequence's last token, which stands in this row. Only rank 0 has logits."""
+        """Run the step and return the bits of the observed sequence's last token, in `row`. Only rank 0 has logits."""
         hidden, most = self._run(step), self._look.head_rows
         rows = speaking(step)
         at = rows.index(row)
@@ -120,13 +122,13 @@ class Gate:
 
 
 def speaking(step: Step) -> list[int]:
-    """The rows of all who decode, and the last of each chunk."""
+    """Return the rows of all decodes, and the last row of each chunk."""
     ends = accumulate((chunk.length for chunk in step.chunks), initial=len(step.decodes))
     return [*range(len(step.decodes)), *(end - 1 for end in islice(ends, 1, None))]
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Also where they are no numbers."""
+    """Whether both tensors have the same bits, those of NaNs included."""
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 

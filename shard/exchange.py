@@ -1,5 +1,5 @@
-"""What ranks that are processes of one machine lay before each other: memory that all of them see, and sockets by which
-each tells the others that its part is there, and how long it is. Knows nothing of what is done with it."""
+"""Shared-memory exchange between ranks that are processes of one machine. Unix sockets signal that a piece is ready,
+and its length."""
 
 import mmap
 import os
@@ -13,19 +13,21 @@ from tempfile import TemporaryFile
 import torch
 from torch import Tensor
 
-PIECE = 2**20  # bytes that a rank lays down at once
-PAUSE = 0.005  # seconds until a rank that is not there yet is looked for again
-SIGNAL = 4  # bytes that say how long a piece is
+PIECE = 2**20  # bytes that a rank writes at once
+PAUSE = 0.005  # seconds between attempts to connect to a rank that does not listen yet
+SIGNAL = 4  # bytes of a signal, which is the length of a piece
 
 
 class PeerLost(RuntimeError):
-    """Another rank is gone, hangs or does something else: no fault of the one that says so."""
+    """Loss of another rank, which is gone, hangs or is out of step. The rank that raises this is not the cause."""
 
 
 class Exchange:
+    """All-gather of tensors over memory that every rank has mapped."""
+
     def __init__(self, rank: int, size: int, meeting_point: str, timeout: float) -> None:
-        """Returns when all ranks are there. They meet at sockets whose names begin with `meeting_point`, and which are
-        gone then. `timeout` is in seconds, for whatever has to be waited for."""
+        """Connect to all other ranks; return when all are connected. They meet at sockets whose names begin with
+        `meeting_point`, which are removed then. `timeout` is in seconds, for every single wait."""
         self._rank = rank
         self._turn = 0
         self._links: list[socket.socket] = []
@@ -41,8 +43,9 @@ class Exchange:
             os.close(mine)
 
     def parts(self, x: Tensor) -> Iterator[list[Tensor]]:
-        """Everybody's tensor, by rank, flat and piece by piece. All are of one shape. A piece stands until the next but
-        one is asked for: nobody gets one before everybody has laid it down, so nobody is two pieces behind."""
+        """Yield the tensors of all ranks, by rank, flat and piece by piece. All have one shape. A piece is valid until
+        the next but one is requested: no rank gets a piece before all have written theirs, so none is two pieces
+        behind."""
         flat, step = x.contiguous().view(-1), PIECE // x.itemsize
         for start in range(0, max(1, len(flat)), step):
             piece, begin = flat[start:start + step], self._turn * PIECE
@@ -53,15 +56,15 @@ class Exchange:
             yield places
 
     def close(self) -> None:
-        """Whoever waits for this rank hears that it is gone."""
+        """Close the connections, so that ranks that wait for this one find that it is gone."""
         for link in self._links:
             link.close()
         self._memory.clear()
 
-    __del__ = close  # nobody tells a shard's group that it ends
+    __del__ = close  # a shard that ends does not close its group
 
     def _wait_for_all(self, size: int) -> None:
-        """For a piece of so many bytes from everybody."""
+        """Wait until all ranks have written a piece of `size` bytes."""
         mine = size.to_bytes(SIGNAL, "little")
         try:
             for link in self._links:
@@ -75,7 +78,7 @@ class Exchange:
             raise PeerLost(f"rank {self._rank} and a peer are not in step: {size} bytes here, others there")
 
     def _meet(self, mine: int, meeting_point: str, timeout: float) -> None:
-        """With each of the others there is a link then, and each sees the other's memory. The higher number calls."""
+        """Connect to each other rank, and map its memory. The higher rank connects to the lower."""
         own = f"{meeting_point}-{self._rank}"
         with socket.socket(socket.AF_UNIX) as door:
             door.bind(own)
@@ -105,7 +108,7 @@ class Exchange:
 
 
 def anonymous_file(size: int) -> int:
-    """A descriptor of memory without a name, which ends with the last who has it; of a file where that is forbidden."""
+    """Return a descriptor of unnamed memory, freed with its last descriptor, or of an unnamed file without memfd."""
     try:
         descriptor = os.memfd_create("weft-ranks", os.MFD_CLOEXEC)
     except (AttributeError, OSError):
@@ -120,12 +123,12 @@ def mapped(descriptor: int) -> Tensor:
 
 
 def wait_at_most(link: socket.socket, seconds: float) -> None:
-    """Whoever reads from it does so in one call to the system; settimeout() would make it two."""
+    """Set a timeout for reads. Each read stays a single system call; settimeout() would make it two."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
 
 
 def called(door: str, timeout: float) -> socket.socket:
-    """A connection, as soon as somebody is there. Raises TimeoutError."""
+    """Return a connection, as soon as the socket accepts one. Raises TimeoutError."""
     end = time.monotonic() + timeout
     while True:
         link = socket.socket(socket.AF_UNIX)

@@ -1,8 +1,8 @@
-"""Scripted misfortune for the simulated shard: which call goes wrong, how, and whether that has happened yet.
+"""Scripted faults of the simulated shard: which call fails, how, and whether that has happened yet.
 
 A script is a list of faults joined by semicolons. `kind@verb`, `kind@verb:nth` and `kind@verb:nth:argument` strike the
-nth call of a verb, once; `poison@token` strikes every step that holds a prompt with this token. Knows nothing of what
-a fault does to a step or an answer; that is the worker's part.
+nth call of a verb, once; `poison@token` strikes every step that holds a prompt with this token. `simulated.py`
+implements the effects.
 """
 
 from collections import Counter
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 VERBS = ("warmup", "reset", "prefill", "decode", "filter", "concat", "embed", "load", "unload")
 STEPS = ("prefill", "decode", "embed")
 WRONGS = ("unknown", "missing", "token", "count")
-# Kind of fault: the verbs it may strike, and the argument it has when none is given.
+# By kind of fault: the verbs that it may strike, and its default argument.
 KINDS = {
     "die": (VERBS, ""),  # the process ends
     "hang": (VERBS, ""),  # no answer until the worker is closed
-    "refuse": (VERBS, ""),  # the message is refused
+    "refuse": (VERBS, ""),  # the message is rejected
     "step_error": (VERBS, ""),  # the call raises
     "exhaust": (STEPS, ""),  # there is no memory for the step
     "late": (STEPS, "0.1"),  # seconds by which the answer is late, while later messages are not delayed
@@ -35,7 +35,7 @@ class Fault:
 
 
 class Faults(tuple[Fault, ...]):
-    """A whole script, and how often each verb was called."""
+    """Faults of a script, and how often each verb was called."""
 
     calls: Counter[str]
 
@@ -45,7 +45,7 @@ class Faults(tuple[Fault, ...]):
         return faults
 
     def strike(self, verb: str) -> list[Fault]:
-        """The faults of this call, which is one more of its verb."""
+        """Count one more call of the verb and return its faults."""
         self.calls[verb] += 1
         due = [fault for fault in self if fault.verb == verb and fault.nth == self.calls[verb]]
         for fault in due:

@@ -1,13 +1,10 @@
-"""Values as somebody wrote them into a JSON file, which may be missing or of the wrong kind.
-
-Knows nothing of what they are for.
-"""
+"""Values of a JSON file written by others, which may be missing or of the wrong type."""
 
 import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-MOST = sys.float_info.max  # a whole number may be larger, and then it cannot become a float
+MOST = sys.float_info.max  # an int may be larger, and cannot become a float then
 
 
 class Given:
@@ -20,7 +17,7 @@ class Given:
         return dict(self._values)
 
     def get(self, *names: str) -> Any:
-        """What the first of these names that is there stands for."""
+        """Return the value of the first of these keys that is present and not null."""
         return next((self._values[name] for name in names if self._values.get(name) is not None), None)
 
     def count(self, name: str, default: int | None = None) -> int:
@@ -40,22 +37,22 @@ class Given:
         return default if value is None else bool(value)
 
     def one_of(self, name: str, value: object, supported: Collection[Any]) -> Any:
-        """`value`, which stands under this name or is its default."""
-        if value not in tuple(supported):  # a dictionary raises TypeError for a value that has no hash
+        """Return `value`, which is given under this name or its default; raises ValueError if it is not supported."""
+        if value not in tuple(supported):  # a dict would raise TypeError for a value without a hash
             raise self.refusal(f"{name} {value}", supported)
         return value
 
     def refusal(self, what: str, supported: Collection[Any]) -> ValueError:
         return ValueError(f"{self.source}: {what} is not supported; supported: {', '.join(map(str, supported))}")
 
-    # -- others made of it
+    # -- derived objects
 
     def usually(self, **values: Any) -> "Given":
-        """The same, with these values where a file says nothing; null says something."""
+        """Return a copy with defaults for absent keys; an explicit null is kept."""
         return Given(values | self._values, self.source)
 
     def with_defaults(self, **values: Any) -> "Given":
-        """The same, with these values where a file says nothing or null."""
+        """Return a copy with defaults for keys that are absent or null."""
         return Given(values | {name: value for name, value in self._values.items() if value is not None}, self.source)
 
     def within(self, *names: str) -> "Given":
@@ -67,5 +64,5 @@ class Given:
         return self.instead(dict(values), name)
 
     def instead(self, values: dict[str, Any], name: str) -> "Given":
-        """Values that the object of this name stands for."""
+        """Return an object with these values; errors name it as `name` in this source."""
         return Given(values, f"{self.source}: {name}")

@@ -1,8 +1,7 @@
-"""Grammars: which tokens may come next in sequences whose output must fit one.
+"""Grammars: which tokens may come next in sequences whose output is constrained.
 
-Rank 0 chooses the tokens, so it alone needs this, and the bytes of every token, read from the model's tokenizer.json. A
-sequence keeps its match; one that comes back with tokens is matched with them again. Knows nothing of what a grammar
-says, nor of how a token is chosen among those that may be.
+Only rank 0, which chooses the tokens, needs this module, and the bytes of every token, read from the model's
+tokenizer.json. A sequence keeps its match; one that re-enters with generated tokens is matched with them again.
 """
 
 import logging
@@ -16,9 +15,9 @@ from torch import Tensor
 from shard.errors import Refused
 from shard.sequence import Sequence
 
-# What a single token may take, about 5 ms, and what a match may remember: everybody in the step waits for it.
+# Limits of the work for a single token, about 5 ms, and of a match's memory: the whole step waits for each match.
 LIMITS: Any = {"step_lexer_fuel": 50_000, "step_max_items": 20_000, "max_lexer_states": 20_000}
-# By the value of a byte: its bits from the lowest on, as eight bytes in one number.
+# By the value of a byte: its bits from the lowest on, as eight bytes in one int64.
 BYTES, BITS = torch.arange(256, dtype=torch.uint8), torch.arange(8, dtype=torch.uint8)
 SPREAD = (BYTES[:, None] >> BITS & 1).view(torch.int64)[:, 0]
 
@@ -26,14 +25,14 @@ log = logging.getLogger(__name__)
 
 
 class Table:
-    """The bytes of all tokens, in the form in which llguidance wants them. Behind them stands one token more, which no
-    model knows: the end of the text. So it does not matter what a tokenizer calls its own end."""
+    """Bytes of all tokens, in the form that llguidance expects. One more token follows, which no model has: the end of
+    the text. So the tokenizer's own end tokens do not matter."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
     def __init__(self, tokenizer: str, size: int) -> None:
-        """`tokenizer` is the text of its file, `size` the width of the logits. Raises ValueError."""
+        """Read a tokenizer. `tokenizer` is the text of its file, `size` the width of the logits. Raises ValueError."""
         self._tokenizer = LLTokenizer(tokenizer, slices=[])
         known = range(min(self._tokenizer.vocab_size, size))
         self.eos_token_id = size
@@ -42,7 +41,7 @@ class Table:
         self.compiled = LLTokenizer(self)  # type: ignore[arg-type]  # wants a class of its own, takes any like it
 
     def __call__(self, text: str) -> list[int]:
-        """Text that must come, as the model is used to read it, unless that gives another text, with a blank before."""
+        """Tokenize forced text as the model's tokenizer does, unless that yields another text, with a leading blank."""
         tokens = self._tokenizer.tokenize_str(text)
         if max(tokens, default=0) < self.eos_token_id and self._tokenizer.decode_bytes(tokens) == text.encode():
             return tokens
@@ -50,7 +49,7 @@ class Table:
 
 
 class Match:
-    """How far a sequence has come in its grammar."""
+    """Progress of a sequence in its grammar."""
 
     def __init__(self, matcher: LLMatcher, sequence: Sequence) -> None:
         self._matcher = matcher
@@ -58,12 +57,13 @@ class Match:
         matcher.consume_tokens(sequence.tokens[sequence.num_prompt_tokens:])
 
     def mask(self) -> bytes:
-        """A bit for every token; none when there is no way on."""
+        """Return a bit for every token; none is set if the grammar allows no token."""
         mask = self._matcher.compute_bitmask()
         return bytes(len(mask)) if self._matcher.is_error() else mask
 
     def advance(self, token: int) -> bool:
-        """Whether the token fits. A step that is under way when the text ends finds it as it was."""
+        """Advance by a token and return whether it fits. An end token changes nothing: a step may be under way already.
+        """
         return token in self._end_tokens or self._matcher.consume_token(token)
 
 
@@ -73,7 +73,7 @@ class Grammars:
         self._loaded: dict[int, LLMatcher] = {}
 
     def load(self, number: int, source: str) -> None:
-        """From any thread. Raises Refused."""
+        """Compile a grammar, from any thread. Raises Refused."""
         matcher = LLMatcher(self._table.compiled, source, log_level=0, limits=LLParserLimits(**LIMITS))
         if matcher.is_error():
             raise Refused(f"grammar {number} cannot be loaded: {matcher.get_error().splitlines()[0]}")
@@ -83,8 +83,8 @@ class Grammars:
         self._loaded.pop(number, None)
 
     def mask(self, logits: Tensor, sequences: list[Sequence]) -> set[int]:
-        """Of the logits [rows, vocabulary] those of tokens that do not fit become impossible; rows without a grammar
-        are not touched. Returns the rows for which no token is left, which keep theirs."""
+        """Set logits [rows, vocabulary] of tokens that do not fit to -inf; rows without a grammar are not changed.
+        Return the rows for which no token is left, whose logits are not changed either."""
         rows = [row for row, sequence in enumerate(sequences) if sequence.grammar]
         fitting = self._fitting([sequences[row] for row in rows])
         lost = {row for row, any_is in zip(rows, fitting.any(-1).tolist(), strict=True) if not any_is}
@@ -94,7 +94,7 @@ class Grammars:
         return lost
 
     def advance(self, sequence: Sequence, token: int) -> bool:
-        """Whether the token that was chosen fits."""
+        """Advance the sequence's match by the chosen token and return whether it fits."""
         match: Match = sequence.memory
         return match.advance(token)
 
@@ -115,7 +115,7 @@ class Grammars:
 
 
 def read_grammars(folder: Path, vocabulary_size: int) -> Grammars | None:
-    """None where the tokenizer cannot be used, which is no reason not to serve the model."""
+    """Read the model's tokenizer. Return None if it cannot be used: the model is then served without grammars."""
     try:
         return Grammars(Table((folder / "tokenizer.json").read_text(encoding="utf-8"), vocabulary_size))
     except (OSError, ValueError) as error:

@@ -1,10 +1,10 @@
-"""The header of a safetensors file: which tensors the file holds, believed once everything that it says was checked.
+"""The header of a safetensors file: which tensors the file holds. It is used only once all of it is checked.
 
-A file is eight bytes with the length of the header, the header, and the numbers of all tensors one behind the other.
-The header is a JSON object with an entry for each tensor: its type, its shape, where its numbers begin and end. Anybody
-may have written it, so it is read entry by entry, and nothing grows with what it claims, only with what it holds.
+A file is eight bytes with the length of the header, the header, and the data of all tensors one behind the other. The
+header is a JSON object with an entry for each tensor: its dtype, its shape, where its data begins and ends. The file
+may be hostile, so the header is read entry by entry, and memory grows with its real size, not with the claimed sizes.
 
-Knows neither files nor torch: bytes come in, entries go out, and what is wrong is a ValueError that names the tensor.
+This module needs neither files nor torch: bytes in, entries out. Errors are ValueErrors that name the tensor.
 """
 
 import json
@@ -17,7 +17,7 @@ from reprlib import repr as shown
 from typing import Any, NamedTuple
 
 LENGTH = struct.Struct("<Q")
-MIN_BYTES, MAX_BYTES = 2, 100_000_000  # of a header; the most is that of the format
+MIN_BYTES, MAX_BYTES = 2, 100_000_000  # of a header; the maximum is that of the format
 MAX_TENSORS = 100_000
 MAX_NAME_BYTES = 512
 MAX_ENTRY_BYTES = 4096
@@ -30,7 +30,7 @@ BITS = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64}
 
-# None of these goes back over what it has matched, so none takes memory or repeats itself on a long text.
+# All are possessive: none of them backtracks, so none takes memory or quadratic time on a long text.
 BLANK = rb"[ \t\n\r]*+"
 STRING = rb'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
 BEGIN = re.compile(rb"\{" + BLANK)
@@ -46,16 +46,16 @@ Text = bytes | bytearray
 
 
 class Entry(NamedTuple):
-    """A tensor as it lies in its file."""
+    """Tensor in its file."""
 
-    dtype: str  # in the words of the format
+    dtype: str  # a key in BITS
     shape: Shape
-    begin: int  # its bytes in the file
+    begin: int  # offset in the file, in bytes; so is `end`
     end: int
 
 
 def read_length(text: Text, file_size: int) -> int:
-    """Of the header, from the first bytes of the file."""
+    """Return the length of the header, from the first bytes of the file."""
     if len(text) < LENGTH.size:
         raise ValueError(f"the file has no header, only {file_size} bytes; is the download complete?")
     (length,) = LENGTH.unpack(text[:LENGTH.size])
@@ -68,7 +68,7 @@ def read_length(text: Text, file_size: int) -> int:
 
 
 def read_entries(text: Text, file_size: int) -> dict[str, Entry]:
-    """From the text of the header, behind which the numbers follow."""
+    """Read and check the entries of the header's text. The tensors' data follows directly behind it."""
     begin = LENGTH.size + len(text)
     entries: dict[str, Entry] = {}
     for name, written in split(text):
@@ -82,7 +82,7 @@ def read_entries(text: Text, file_size: int) -> dict[str, Entry]:
 
 
 def split(text: Text) -> Iterator[tuple[str, Text]]:
-    """Names, and entries as they are written. Metadata must be strings, and is left out."""
+    """Yield the names and the raw texts of all entries. Metadata must be strings, and is left out."""
     begun = BEGIN.match(text)
     if not begun:
         raise damaged(0, "a header begins with {")
@@ -108,8 +108,8 @@ def split(text: Text) -> Iterator[tuple[str, Text]]:
 
 
 def end_of_strings(text: Text, place: int) -> re.Match[bytes] | None:
-    """What an object of strings ends with. Pair by pair: before Python 3.11.5 a group that is repeated without going
-    back counts as matched up to where it failed."""
+    """Match an object of strings and return the match of its end. It is matched pair by pair, since before Python
+    3.11.5 a possessive repetition of a group counts as matched up to where it failed."""
     nothing, begun = NO_PAIR.match(text, place), BEGIN.match(text, place)
     if nothing or not begun:
         return nothing
@@ -120,7 +120,7 @@ def end_of_strings(text: Text, place: int) -> re.Match[bytes] | None:
 
 
 def read_name(text: Text, place: int) -> tuple[str, int]:
-    """And where what it names begins."""
+    """Return the name at `place`, and where its value begins."""
     found = NAME.match(text, place)
     if not found:
         raise damaged(place, "a name in quotes and a colon come there")
@@ -160,7 +160,7 @@ def damaged(place: int, why: str) -> ValueError:
 
 
 def read_entry(name: str, written: Text, begin: int, file_size: int) -> Entry:
-    """Its offsets count from `begin`."""
+    """Read and check one entry, whose offsets count from `begin`."""
     fields = read_fields(name, written)
     dtype, shape = read_dtype(name, fields["dtype"]), read_shape(name, fields["shape"])
     first, last = read_offsets(name, fields["data_offsets"])
@@ -218,7 +218,7 @@ def is_size(value: object) -> bool:
 
 
 def count_bytes(name: str, dtype: str, shape: Shape) -> int:
-    """No partial product overflows either: whoever holds the tensor computes its strides, also where it is empty."""
+    """Return the size of a tensor. No partial product may overflow either: strides are computed even if it is empty."""
     if prod(size or 1 for size in shape) * BITS[dtype] > MAX_SIZE * 8:
         raise ValueError(f"{name} is {dtype} {shown(list(shape))}, more than the {MAX_SIZE} bytes that a tensor can "
                          f"have")
@@ -229,8 +229,8 @@ def count_bytes(name: str, dtype: str, shape: Shape) -> int:
 
 
 def check_cover(entries: dict[str, Entry], begin: int, file_size: int) -> None:
-    """Every byte behind the header belongs to exactly one tensor. A tensor that was moved leaves a gap and overlaps
-    another: the overlap is told, since that one names the tensor."""
+    """Check that every byte behind the header belongs to exactly one tensor. A tensor that was moved leaves a gap and
+    overlaps another: the overlap is reported, since that error names the tensor."""
     order = sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end))
     for (before, one), (name, entry) in pairwise(order):
         if entry.begin < one.end:

@@ -1,7 +1,6 @@
-"""In which files of a model's folder its tensors are: one file, or several and an index of them.
+"""The files of a model's folder that hold its tensors: one file, or several and an index of them.
 
-The index promises tensors and may come from anybody, too; what is wrong with it is a ValueError that names the file or
-the tensor. Knows nothing of what is in the other files.
+The index may be hostile, too. Errors are ValueErrors that name the file or the tensor.
 """
 
 import json
@@ -15,18 +14,18 @@ SAFE, PICKLED = ".safetensors", ("*.bin", "*.pt", "*.pth")
 MAX_BYTES = 100_000_000
 MAX_TENSORS = 1_000_000
 MAX_OBJECTS = 100  # an index has two in it, and no lists
-MOST_NAMED = 3  # of many in one complaint
+MOST_NAMED = 3  # names listed in one error
 
 
 class Listing(NamedTuple):
-    """Files that hold a model, and which of them holds which tensor, where an index says so."""
+    """Files that hold a model, and the file of each tensor if there is an index."""
 
     folder: Path
     files: list[str]
     promised: Mapping[str, str]
 
     def check(self, found: Mapping[str, str]) -> None:
-        """`found` is in which file each tensor is."""
+        """Check the index against `found`, the file in which each tensor is."""
         for name, file in self.promised.items():
             if name not in found:
                 raise ValueError(f"{self.folder / file} lacks {name}, which {INDEX} promises there; "
@@ -35,12 +34,12 @@ class Listing(NamedTuple):
                 raise ValueError(f"{self.folder / found[name]} holds {name}, which {INDEX} promises in {file}")
 
     def beside(self) -> list[str]:
-        """Files with tensors that are not read."""
+        """Return the folder's files with tensors that are not read."""
         return sorted({path.name for path in self.folder.glob(f"*{SAFE}")} - set(self.files))
 
 
 def list_files(folder: Path) -> Listing:
-    """All of them are there."""
+    """Return the files of a model; raises ValueError if one is missing."""
     promised = read_index(folder / INDEX) if (folder / INDEX).is_file() else {}
     files = sorted(set(promised.values())) or [SINGLE]
     missing = [name for name in files if not (folder / name).is_file()]
@@ -57,7 +56,7 @@ def some(names: list[str]) -> str:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """The file of every tensor."""
+    """Return the file of every tensor."""
     read = read_json(path)
     files = read.get("weight_map") if isinstance(read, dict) else None
     if not isinstance(files, dict) or not files:
@@ -68,7 +67,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def check_file(path: Path, name: str, file: object) -> None:
-    """A file of the same folder: nothing else may be read because an index says so."""
+    """Check that a tensor's file is in the same folder: an index must not make the shard read other files."""
     if not name or not name.isprintable():
         raise ValueError(f"{path}: a tensor's name is made of printable characters, got {name!a}")
     if not isinstance(file, str) or not file.isprintable() or Path(file).name != file or not file.endswith(SAFE):
@@ -76,7 +75,7 @@ def check_file(path: Path, name: str, file: object) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a small text could make large is refused before it is taken apart."""
+    """Read a JSON file. A text that could become large in memory is rejected before it is parsed."""
     if (size := path.stat().st_size) > MAX_BYTES:
         raise ValueError(f"{path} must have at most {MAX_BYTES} bytes, it has {size}")
     text = path.read_bytes()

@@ -1,4 +1,4 @@
-"""An answer that comes later: what it tells of is under way, and whoever asked for it can go on meanwhile."""
+"""Pending answer of a computation under way: the caller can do other work meanwhile."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,14 +10,14 @@ Answer = TypeVar("Answer")
 
 class Later(Generic[Answer]):
     def __init__(self, wait: Callable[[], object], finish: Callable[[], Answer]) -> None:
-        """`wait` returns when there is nothing to wait for; any thread may call it. `finish` is called once, in the
-        thread that began it."""
+        """Create a pending answer. `wait` returns when the computation is over; any thread may call it. `finish` is
+        called once, in the thread that began the computation."""
         self.wait = wait
         self._finish = finish
         self.answer: Future[Answer] = Future()
 
     def finish(self) -> Answer:
-        """The answer, or what kept it from coming; the same each time."""
+        """Return the answer, or raise the error of the computation; the same each time."""
         if not self.answer.done():
             try:
                 answer = self._finish()
@@ -28,6 +28,6 @@ class Later(Generic[Answer]):
         return self.answer.result()
 
     def settle(self) -> None:
-        """Whatever comes of it."""
+        """Finish without raising; `answer` has the result or the error."""
         with suppress(Exception):
             self.finish()

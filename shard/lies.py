@@ -1,16 +1,16 @@
-"""Answers that no router may believe, made of true ones. Knows nothing of when a shard lies."""
+"""Invalid answers of the simulated shard, which every router must reject, made from valid ones."""
 
 from math import nan
 
 from shard.pb import shard_pb2 as pb
 from shard.tale import BLANK
 
-NOBODY = 2**63 + 1  # a sequence that no router ever named
+NOBODY = 2**63 + 1  # a sequence id that no router uses
 BEYOND = 2**32 - 1  # a label that no model has
 
 
 def spoil(answer: pb.StepAnswer, wrong: str, vocabulary_size: int) -> None:
-    """Make the answer one that no router may believe."""
+    """Make the answer invalid in one of the ways in `faults.WRONGS`."""
     if wrong == "unknown":
         answer.sequences.append(NOBODY)
         if answer.num_tokens:
@@ -27,7 +27,7 @@ def spoil(answer: pb.StepAnswer, wrong: str, vocabulary_size: int) -> None:
 
 
 def spoil_texts(answer: pb.EmbedAnswer, wrong: str, num_texts: int) -> None:
-    """The same for an answer that is of so many texts."""
+    """Make an answer for `num_texts` texts invalid in one of the ways in `faults.WRONGS`."""
     if wrong == "unknown":
         answer.failed.append(num_texts)
         answer.failures.append(pb.NON_FINITE)

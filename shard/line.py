@@ -1,4 +1,4 @@
-"""One call of `Steps`: messages come in, outcomes go out in the same order. Knows nothing of what they mean."""
+"""Stream of one `Steps` call: messages in, outcomes out in the same order."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +15,7 @@ class Context(Protocol):
 
 class Line(Generic[Taken]):
     def __init__(self, take: Callable[[Any], Taken], outcome: Callable[[Taken], Awaitable[Any]]) -> None:
-        """`take` is called when a message comes, `outcome` when it is its turn to be answered."""
+        """Create the stream. `take` is called when a message arrives, `outcome` when its answer is due."""
         self._take = take
         self._outcome = outcome
         self._taken: asyncio.Queue[Taken | None] = asyncio.Queue()
@@ -37,5 +37,5 @@ class Line(Generic[Taken]):
             self.end()
 
     def end(self) -> None:
-        """Answer what has come, and then end the call."""
+        """End the call once all messages received so far are answered."""
         self._taken.put_nowait(None)

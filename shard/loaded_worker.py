@@ -1,7 +1,4 @@
-"""What the workers with a model have in common: who they are, messages that the ledger answers alone, adapters.
-
-Knows nothing of steps, nor what of a model is loaded beside that.
-"""
+"""Common base of the workers with a model: info, messages that only the ledger handles, adapters."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,8 +20,10 @@ AnyLoaded = TypeVar("AnyLoaded", bound=Loaded | LoadedEncoder)
 
 
 class LoadedWorker(Generic[AnyLoaded]):
+    """Base class of ModelWorker and EncoderWorker."""
+
     def __init__(self, loaded: AnyLoaded, limits: Limits, exit: Callable[[], object]) -> None:  # noqa: A002 - what it does
-        """`exit` ends the process at once."""
+        """Create the worker; `exit` ends the process at once."""
         self._loaded: AnyLoaded = loaded
         self._exit = exit
         self._epoch = 0
@@ -32,7 +31,7 @@ class LoadedWorker(Generic[AnyLoaded]):
         self.ledger = Ledger(limits)
 
     def close(self) -> None:
-        """A step cannot be woken up; the process ends it."""
+        """Do nothing: a step cannot be interrupted, it ends with the process."""
 
     def info(self) -> pb.InfoAnswer:
         loaded, limits, numbers = self._loaded, self.ledger.limits, self.ledger.loaded
@@ -59,7 +58,7 @@ class LoadedWorker(Generic[AnyLoaded]):
         return pb.Acknowledgement(epoch=request.epoch, order=request.order)
 
     def load(self, request: pb.LoadRequest) -> pb.LoadAnswer:
-        """Beside the steps, in a thread of its own."""
+        """Load an adapter or a grammar, in a separate thread while steps run."""
         self.ledger.check_load(request)
         if (before := self.ledger.unload_before(request)) is not None:
             self.unload(before)
@@ -69,7 +68,7 @@ class LoadedWorker(Generic[AnyLoaded]):
         return pb.LoadAnswer(bytes=num_bytes)
 
     def _load(self, request: pb.LoadRequest) -> int:
-        """How many bytes it takes."""
+        """Load the resource and return its size in bytes."""
         if request.kind != pb.KIND_ADAPTER or not self._loaded.wardrobe.is_open:
             raise Refused(f"this shard takes no {pb.Kind.Name(request.kind)}")
         return self._loaded.wardrobe.load(request.id, Path(request.source))
@@ -84,7 +83,7 @@ class LoadedWorker(Generic[AnyLoaded]):
         return within_memory(self._loaded.device, partial(together, self._loaded.group, self._exit, call))
 
     def _rehearsed(self, call: Callable[[], Result], cures: str = "") -> Result:
-        """A step as large as any will be. Nobody can be served if there is no memory for it."""
+        """Run steps up to the largest size. Raises NoRoom if memory is too small: nothing can be served then."""
         try:
             return self._together(call)
         except Exhausted as error:

@@ -1,6 +1,6 @@
-"""From settings to a model that runs: the one place where device, number type, ranks, weights and attention meet.
+"""Loading of a model from settings: only here device, number type, ranks, weights and attention are put together.
 
-Knows nothing of steps or messages. Everything that users can do wrong is a ValueError.
+Every user error is a ValueError.
 """
 
 import logging
@@ -66,7 +66,7 @@ class Loaded:
     group: Group
     device: torch.device
     dtype: torch.dtype
-    inexact: str  # why answers may depend on their company, or nothing
+    inexact: str  # why answers may depend on the rest of the batch, or empty
     grammars: Grammars | None  # on rank 0, if the model's tokenizer can be used
     wardrobe: Wardrobe
     num_sharing: int  # shards that take their cache from the same memory
@@ -82,7 +82,8 @@ class Loaded:
         return make_cache(self.model, block_size, num_blocks, self.dtype, self.device)
 
     def replays(self, cache: Cache, extent: Extent) -> Replays | None:
-        """Where steps need not be launched piece by piece: on one GPU, if model and attention allow it."""
+        """Capture decode steps for this cache. Return None unless there is only one GPU, and model and attention allow
+        captures."""
         if (not self.cuda_graphs or self.device.type != "cuda" or self.group.size > 1 or not self.model.steady
                 or not isinstance(self.attention, Framing)):
             return None
@@ -100,7 +101,7 @@ class Loaded:
         return Cache.bytes_per_block(model.num_layers, model.num_kv_heads, model.head_dim, block_size, self.dtype)
 
     def room(self) -> Room:
-        """For the cache, after the largest step has run."""
+        """Return the room for the cache; call this after the largest step has run."""
         if self.device.type != "cuda":
             return host_room(read_host(), self.memory_fraction, self.num_sharing)
         room = gpu_room(*read_gpu(self.device.index), self.memory_fraction, self.num_sharing)
@@ -109,7 +110,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Footing:
-    """What stands before weights are read, whatever the model."""
+    """Context of loading that is set up before weights are read, whatever the model."""
 
     device: torch.device
     group: Group
@@ -119,7 +120,7 @@ class Footing:
     num_sharing: int  # shards that take what they need from the same memory
 
     def adapter_room(self, fraction: float) -> int:
-        """Bytes for this shard's adapters."""
+        """Return the bytes for this shard's adapters."""
         if not self.wardrobe.is_open:
             return 0
         if self.device.type != "cuda":
@@ -156,7 +157,7 @@ def load(config: ShardConfig, on_progress: OnProgress = untold) -> Loaded:
 
 
 def prepare(config: ShardConfig, described: ModelConfig) -> Footing:
-    """Returns when all ranks are there. Raises ValueError where the weights would not fit."""
+    """Set up device and group; return when all ranks have joined. Raises ValueError if the weights would not fit."""
     num_gpus, folder = torch.cuda.device_count(), Path(config.model)
     device = choose_device(config.device, config.rank, num_gpus)
     compute_on(device, config)
@@ -181,7 +182,7 @@ def compute_on(device: torch.device, config: ShardConfig) -> None:
 
 
 def num_bytes(folder: Path, described: ModelConfig, quantize: str, dtype: torch.dtype) -> int:
-    """That the weights of all ranks take, nearly; of quantised ones at least that."""
+    """Return the approximate bytes of the weights of all ranks; for quantised ones a lower bound."""
     stored = weight_bytes(folder)
     if described.quantization is not None or quantize:
         return stored
@@ -189,7 +190,7 @@ def num_bytes(folder: Path, described: ModelConfig, quantize: str, dtype: torch.
 
 
 def check_room(needed: int, device: torch.device, group: Group, num_sharing: int) -> None:
-    """For weights of so many bytes on all ranks. What is available is asked before any rank has begun to read."""
+    """Check that weights of `needed` bytes on all ranks fit. Every rank measures before any of them begins to read."""
     if device.type == "cuda":
         available = Available(read_gpu(device.index)[0], "that the GPU has left")
         needed = needed * num_sharing // group.size
@@ -211,7 +212,7 @@ def chosen_dtype(config: ShardConfig, stored: torch.dtype, device: torch.device,
 
 def read_weights(config: ShardConfig, footing: Footing, described: Described,
                  read: Callable[[Described, Weights, Group], Model], on_progress: OnProgress) -> Model:
-    """`read` finds in the weights what the model consists of."""
+    """Return the model that `read` makes of the weights."""
     folder = Path(config.model)
     with Weights(folder, footing.dtype, footing.device, described.quantization, config.quantize,
                  sites=footing.wardrobe.sites, on_read=partial(on_progress, LOAD)) as weights:
@@ -236,8 +237,8 @@ def make_cache(model: LanguageModel, block_size: int, num_blocks: int, dtype: to
 
 
 def examine(verdict: Callable[[], str], group: Group, memory: Memory, key: str, *, demanded: bool) -> str:
-    """Why this model on this machine is not exact, or nothing; found out once where it can be kept. All ranks take part
-    or none, and what one finds counts for all. Raises ValueError if it is not, and that is demanded."""
+    """Return why this model on this machine is not exact, or an empty string; cached if possible. Either all ranks run
+    the gate or none does, and a difference on one counts for all. Raises ValueError if not exact but `demanded`."""
     known = memory.get(key)
     if group.minimum(int(known is not None)):
         assert known is not None

@@ -1,6 +1,6 @@
-"""How the processes of a server log, all alike: lines of text for people, or a JSON object on each line for programs.
+"""Logging of all processes of a server: lines of text for people, or a JSON object on each line for programs.
 
-Router and launcher use this too. Knows nothing of what is logged.
+Router and launcher use this module, too.
 """
 
 import json
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 
 LEVELS = ("debug", "info", "warning", "error")
-# Programs that read the logs of text-generation-inference know four words.
+# Programs that read the logs of text-generation-inference know only its four names of levels.
 WORDS = {logging.WARNING: "WARN", logging.CRITICAL: "ERROR"}
 
 
@@ -22,7 +22,7 @@ class Logs:
 
 
 class JsonLines(logging.Formatter):
-    """`process` is who logs, as `shard 0`; `target` the module of it."""
+    """Formatter of JSON lines. `process` names the process, such as `shard 0`; `target` names its module."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class JsonLines(logging.Formatter):
 
 
 def start_logging(process: str, logs: Logs) -> None:
-    """To stderr, each record with one write."""
+    """Log to stderr, each record with one write."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines(process) if logs.as_json else
                          logging.Formatter(f"%(asctime)s {process} %(levelname)s %(message)s"))

@@ -1,7 +1,4 @@
-"""What was found out about this machine, and is true until machine, programs or shape change.
-
-Knows nothing of what it is that is remembered.
-"""
+"""File cache of measurements at start, keyed by hardware, library versions and model shape."""
 
 import hashlib
 import json
@@ -23,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Forgotten:
-    """Nothing is kept: all is found out at every start."""
+    """Cache that keeps nothing: everything is measured at every start."""
 
     def get(self, key: str) -> str | None:  # noqa: ARG002 - there is none
         return None
@@ -33,7 +30,7 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """In a file, which may be missing, or damaged: then all is found out anew."""
+    """Cache in a file. If the file is missing or damaged, everything is measured again."""
 
     path: Path
 
@@ -42,7 +39,7 @@ class Kept:
         return known if isinstance(known, str) else None
 
     def put(self, key: str, found: str) -> None:
-        """Where nothing can be written it is found out again next time."""
+        """Keep a result. An error of the file is only logged: the result is measured again at the next start."""
         unfinished = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,14 +57,14 @@ class Kept:
 
 
 def fingerprint(shape: Mapping[str, object]) -> str:
-    """Machine, programs and shape as one key."""
+    """Return one key for machine, programs and shape."""
     machine = {"processor": processor(), "torch": torch.__version__, "threads": torch.get_num_threads(),
                "capability": torch.backends.cpu.get_cpu_capability(), "driver": driver(), "programs": programs()}
     return hashlib.sha256(json.dumps(machine | dict(shape), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def programs() -> dict[str, str]:
-    """What computes beside torch, by version, as far as it is installed."""
+    """Return the versions of installed libraries that compute beside torch."""
     found: dict[str, str] = {}
     for name in PROGRAMS:
         with suppress(PackageNotFoundError):
@@ -76,7 +73,7 @@ def programs() -> dict[str, str]:
 
 
 def driver() -> str:
-    """Of GPUs."""
+    """Return the version text of the GPU driver, or an empty string."""
     try:
         return DRIVER.read_text()
     except OSError:
@@ -84,7 +81,7 @@ def driver() -> str:
 
 
 def processor() -> str:
-    """What tells one kind of processor from another, as far as the system says."""
+    """Return the lines that identify the processor's model, as far as the system has them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

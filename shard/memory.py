@@ -1,7 +1,6 @@
-"""How much memory the cache may take, and in a sentence why.
+"""Memory that the cache may take, and the reason in a sentence.
 
-Reading the system (`read_host`, `read_gpu`) is apart from the arithmetic. Knows nothing of models: what a
-block takes is told.
+Reading the system (`read_host`, `read_gpu`) is separate from the arithmetic.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,25 +18,25 @@ Result = TypeVar("Result")
 
 HOST_FRACTION = 0.5
 GPU_FRACTION = 0.9
-NO_MEMORY = "can't allocate memory", "out of memory", "ALLOC_FAILED"  # as torch, CUDA and its libraries say it
+NO_MEMORY = "can't allocate memory", "out of memory", "ALLOC_FAILED"  # in messages of torch, CUDA and its libraries
 
 
 @dataclass(frozen=True, slots=True)
 class Available:
     bytes: int
-    source: str  # who says so, as in "that the system has available"
+    source: str  # for messages, such as "that the system has available"
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one shard's cache may take, and how that came about."""
+    """Bytes that one shard's cache may take, and why."""
 
     bytes: int
     why: str
 
 
 class Accounting(NamedTuple):
-    """What a version of control groups calls its limit, its usage, and the part of it that can be dropped any time."""
+    """Names in one version of control groups of the limit, the usage, and its part that can be dropped at any time."""
 
     limit: str
     usage: str
@@ -51,7 +50,7 @@ ACCOUNTINGS = (
 
 
 def host_room(available: Available, fraction: float | None, num_shards: int) -> Room:
-    """What a step works with is little beside what is left."""
+    """Return the room on the host. A step's work space is ignored: it is small compared with what stays available."""
     share = HOST_FRACTION if fraction is None else fraction
     shared = f", shared by {num_shards} shards" if num_shards > 1 else ""
     return Room(int(available.bytes * share) // num_shards,
@@ -59,7 +58,8 @@ def host_room(available: Available, fraction: float | None, num_shards: int) -> 
 
 
 def gpu_room(free: int, total: int, fraction: float | None, num_sharing: int) -> Room:
-    """After the largest step, whose work space the process still holds; so many shards use this GPU."""
+    """Return the room on a GPU that `num_sharing` shards use. The largest step has run, and its work space is still
+    allocated."""
     kept = int(total * (1 - (GPU_FRACTION if fraction is None else fraction)))
     shared = f", shared by {num_sharing} shards" if num_sharing > 1 else ""
     return Room(max(0, free - kept) // num_sharing,
@@ -68,13 +68,13 @@ def gpu_room(free: int, total: int, fraction: float | None, num_sharing: int) ->
 
 
 def adapter_room(available: Available, fraction: float, num_sharing: int) -> int:
-    """What one shard's adapters may take of it."""
+    """Return the bytes that one shard's adapters may take."""
     return int(available.bytes * fraction) // num_sharing
 
 
 def check_weights(needed: int, available: Available, num_shards: int) -> None:
-    """Before they are read: a process that takes more than there is would be killed without a word. `needed` is for all
-    of so many shards that share what is available."""
+    """Check before weights are read that they fit: a process that takes too much memory would be killed without an
+    error message. `needed` is for all `num_shards` shards that share the available memory."""
     if needed > available.bytes:
         shards = f" of {num_shards} shards" if num_shards > 1 else ""
         raise NoRoom(f"there is no room for the weights: those{shards} take {gib(needed)}, and there are "
@@ -83,7 +83,7 @@ def check_weights(needed: int, available: Available, num_shards: int) -> None:
 
 
 def num_fitting(room: Room, block_bytes: int, num_spare: int) -> int:
-    """How many blocks fit beside the spare ones; none when it is less than one."""
+    """Return how many blocks fit beside the spare ones, at least 0."""
     return max(0, room.bytes // block_bytes - num_spare)
 
 
@@ -95,7 +95,7 @@ def check_fitting(count: int, room: Room, block_bytes: int, num_spare: int) -> N
 
 
 def reason(num_blocks: int, num_fitting: int, num_useful: int, room: Room) -> str:
-    """Why the cache has this many blocks where `num_fitting` would fit here, and no more than `num_useful` be used."""
+    """Return why the cache has `num_blocks` blocks, where `num_fitting` fit here and `num_useful` could be used."""
     if num_blocks == num_fitting:
         return room.why
     if num_blocks == num_useful:
@@ -114,11 +114,11 @@ def gib(count: int) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What the system says
+# Reading the system
 
 
 def read_gpu(device: int) -> tuple[int, int]:
-    """Free and total bytes; what this process has cached counts as used."""
+    """Return free and total bytes; memory that this process has cached counts as used."""
     free, total = cuda.mem_get_info(device)
     return free, total
 
@@ -130,7 +130,7 @@ def read_host(root: Path = ROOT) -> Available:
 
 
 def read_groups(root: Path) -> Iterator[int]:
-    """What the control group of this process, and each around it, has left of its limit."""
+    """Yield the bytes that the control group of this process, and each of its parents, has left of its limit."""
     for folder in group_folders("memory", root):
         for limit, usage, files in ACCOUNTINGS:
             if (folder / limit).exists() and (most := (folder / limit).read_text().strip()) != "max":
@@ -140,7 +140,7 @@ def read_groups(root: Path) -> Iterator[int]:
 
 
 def within_memory(device: torch.device, call: Callable[[], Result]) -> Result:
-    """What is called, with all that it computed with gone when there was no memory for it: then it raises Exhausted."""
+    """Return the result of `call`. If there is no memory for it, release all its tensors, then raise Exhausted."""
     try:
         return call()
     except (MemoryError, RuntimeError) as error:
@@ -148,12 +148,12 @@ def within_memory(device: torch.device, call: Callable[[], Result]) -> Result:
             raise
         reason = str(error).partition("\n")[0] or "there is no memory"
     if device.type == "cuda":
-        cuda.empty_cache()  # in pieces of other sizes
+        cuda.empty_cache()  # cached pieces have other sizes than later steps need
     raise Exhausted(reason)
 
 
 def is_exhaustion(error: BaseException) -> bool:
-    """Torch has an error of its own for it only where its own allocator asked a GPU. While a graph is captured another
-    error comes on top of it."""
+    """Whether the error means that memory ran out. Torch has a separate error type only for its GPU allocator. While a
+    graph is captured, another error is raised on top of it."""
     return (isinstance(error, MemoryError | torch.OutOfMemoryError) or any(word in str(error) for word in NO_MEMORY)
             or (error.__context__ is not None and is_exhaustion(error.__context__)))

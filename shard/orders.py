@@ -1,8 +1,8 @@
-"""The order of messages: what is next in its epoch is queued for the compute thread, what is early is held back.
+"""The order of messages: the next one of an epoch is queued for the compute thread, early ones are held back.
 
-The one compute thread runs messages one after the other; once it refused or failed one it refuses whatever the epoch
-still brings. An answer that comes later is waited for in another thread, and ended in this one, behind the messages
-that came meanwhile or by one of them. Knows nothing of the wire, nor of what a message means to the worker.
+The one compute thread runs messages one after the other; once it has rejected or failed one, it rejects all later ones
+of the epoch. A `Later` is waited for in another thread and finished in the compute thread, behind the messages that
+arrived meanwhile or by one of them.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is sent instead of an answer."""
+    """Status that is sent instead of an answer."""
 
     code: Any
     reason: str
@@ -40,8 +40,8 @@ STOPS = Trouble(Code.UNAVAILABLE, "the shard stops")
 
 @dataclass(slots=True)
 class Arrival(Generic[Answer]):
-    """A message that is there: what it calls, and the answer or trouble that it gets. It outlives a caller that hangs
-    up, since the other ranks apply it too."""
+    """A received message and the future of its outcome. It is applied even if the client disconnects, since the other
+    ranks apply it too."""
 
     call: Callable[[], Answer | Later[Answer]]
     outcome: "asyncio.Future[Answer | Trouble]"
@@ -52,7 +52,7 @@ class Epoch:
     number: int
     lost: str = ""  # why nothing more is queued; written by the event loop
     failed: str = ""  # why nothing more is applied; written by the compute thread
-    broken: str = ""  # why nothing counts of what is under way; a step that was answered later failed
+    broken: str = ""  # why results of steps under way are discarded: a step with a `Later` failed
     next: int = 1  # the lowest order that is not queued yet
     early: dict[int, Arrival[Any]] = field(default_factory=dict)  # held back until their turn
     refused: set[int] = field(default_factory=set)  # orders that came after the end
@@ -68,15 +68,17 @@ class Epoch:
 
 
 class Orders:
+    """Sequencer of the messages of the current epoch."""
+
     def __init__(self, compute: ThreadPoolExecutor, waiting: ThreadPoolExecutor, gap_timeout: float) -> None:
-        """Each has one thread."""
+        """Create the sequencer. Each of the executors has one thread."""
         self._compute = compute
         self._waiting = waiting
         self._gap_timeout = gap_timeout
         self.epoch = Epoch(0, lost="there was no Reset yet")
 
     def begin(self, number: int, reset: Callable[[], Answer]) -> Arrival[Answer]:
-        """An epoch counts from its Reset on, though steps of the one before may still be under way."""
+        """Begin an epoch, which is current at once, though steps of the one before may still be under way."""
         self.end("another epoch was started")
         self.epoch = Epoch(number)
         arrival = arrive(reset)
@@ -103,7 +105,7 @@ class Orders:
         return arrival
 
     def _go_on(self, epoch: Epoch) -> None:
-        """Queue what is next, and hold back or refuse the rest."""
+        """Queue the messages whose turn it is, and hold back or reject the rest."""
         while not epoch.end and epoch.next in epoch.early:
             self._queue(epoch, epoch.early.pop(epoch.next))
             epoch.next += 1
@@ -116,7 +118,7 @@ class Orders:
         job.add_done_callback(partial(self._applied, epoch, arrival))
 
     def _apply(self, epoch: Epoch, arrival: Arrival[Answer]) -> Answer | Trouble | Later[Answer]:
-        """In the compute thread, and so in order."""
+        """Apply a message in the compute thread, and so in order."""
         outcome = apply(epoch, arrival.call)
         if isinstance(outcome, Later):
             outcome.answer.add_done_callback(partial(self._come, epoch, arrival))
@@ -124,17 +126,18 @@ class Orders:
         return outcome
 
     def _see_through(self, epoch: Epoch, arrival: Arrival[Any], later: Later[Any]) -> None:
-        """In the waiting thread."""
-        with suppress(Exception):  # whatever it is, it is met again at the end
+        """Wait for a `Later` in the waiting thread, then finish it in the compute thread."""
+        with suppress(Exception):  # `settle` meets the same error
             later.wait()
         stops = partial(self._post, epoch, arrival, STOPS)
         try:
             self._compute.submit(later.settle).add_done_callback(lambda job: stops() if job.cancelled() else None)
-        except RuntimeError:  # nothing is computed any more
+        except RuntimeError:  # the compute thread has been shut down
             stops()
 
     def _come(self, epoch: Epoch, arrival: Arrival[Any], answer: "Future[Any]") -> None:
-        """In the compute thread. What came behind it does not matter."""
+        """Post the outcome of a `Later`, in the compute thread. A failure of a message behind it does not matter, a
+        failed `Later` before it does."""
         outcome: Any = over(epoch, epoch.broken) or attempt(answer.result)
         if isinstance(outcome, Trouble):
             epoch.broken = epoch.broken or outcome.reason
@@ -156,7 +159,7 @@ class Orders:
             self._go_on(epoch)
 
     def _watch_gap(self, epoch: Epoch) -> None:
-        """The time of a missing message runs from the first later one on, however many follow."""
+        """Start or stop the timer of a missing message, which runs from the first later one on, however many follow."""
         missing = epoch.next if epoch.early else 0
         if missing != epoch.gap_at and epoch.gap is not None:
             epoch.gap.cancel()
@@ -166,7 +169,7 @@ class Orders:
         epoch.gap_at = missing
 
     def _end(self, epoch: Epoch, reason: str) -> None:
-        """Nothing more is queued; what was, is still applied, since the other ranks apply it too."""
+        """Queue nothing more. Queued messages are still applied, since the other ranks apply them too."""
         epoch.lost = epoch.lost or reason
         self._go_on(epoch)
 
@@ -194,7 +197,7 @@ def trouble(arrival: Arrival[Any], code: Any, reason: str) -> None:
 
 
 def apply(epoch: Epoch, call: Callable[[], Answer]) -> Answer | Trouble:
-    """In the compute thread, and so in order."""
+    """Run a message's call in the compute thread, unless the epoch has failed."""
     if (refusal := over(epoch, epoch.failed)) is not None:
         return refusal
     outcome = attempt(call)

@@ -1,7 +1,7 @@
-"""Spans to a collector: over OTLP and gRPC, in batches, from a thread of their own. Alone loads opentelemetry.
+"""Export of spans to a collector over OTLP and gRPC, in batches, from a separate thread.
 
-What cannot be sent is dropped, which is told once, and again only after something got through. Knows nothing of what
-spans tell.
+Only this module imports opentelemetry. Spans that cannot be sent are dropped; that is reported once, and again only
+after some have been sent.
 """
 
 import logging
@@ -22,26 +22,26 @@ from shard.traces import Attributes, OnTrouble, Traces
 
 W3C = TraceContextTextMapPropagator()
 PATIENCE = 5.0  # seconds for a batch, with all attempts
-FAREWELL = 3.0  # seconds for what is left at the end
+FAREWELL = 3.0  # seconds for the remaining spans at the end
 LIBRARY = logging.getLogger("opentelemetry")
 
 
 class Reasons(logging.Handler):
-    """The library complains of every attempt. Nobody reads that but who tells the last complaint, once."""
+    """Handler of the library's errors, which it logs at every attempt. Only the last one is kept, and reported once."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.last = ""
         LIBRARY.handlers = [self]
         LIBRARY.propagate = False
-        exporter.logger.filters.clear()  # one leaves out what it takes for a repetition
+        exporter.logger.filters.clear()  # one of them drops messages that it takes for repetitions
 
     def emit(self, record: logging.LogRecord) -> None:
         self.last = record.getMessage()
 
 
 class Courier(SpanExporter):
-    """An exporter that says when it begins to fail."""
+    """Exporter that reports when it begins to fail."""
 
     def __init__(self, exporter: SpanExporter, on_trouble: OnTrouble) -> None:
         self._exporter = exporter
@@ -62,7 +62,7 @@ class Courier(SpanExporter):
 
 
 class Begun:
-    """A span that goes on, as `shard.traces.Span`."""
+    """Implementation of `shard.traces.Span`."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer, self._span = tracer, span
@@ -84,7 +84,7 @@ class Begun:
 
 
 class OtlpSender:
-    """As `shard.traces.Sender`. What its library takes from variables that begin with OTEL_ is left to it."""
+    """Implementation of `shard.traces.Sender`. Its library also reads environment variables that begin with OTEL_."""
 
     def __init__(self, traces: Traces, process: str, on_trouble: OnTrouble) -> None:
         self._courier = Courier(OTLPSpanExporter(traces.endpoint, insecure=not traces.endpoint.startswith("https:"),
@@ -105,7 +105,7 @@ class OtlpSender:
         finish(span, ended, failed=failed)
 
     def close(self) -> None:
-        """An attempt that is under way when time is up is given up."""
+        """Send the remaining spans; after FAREWELL seconds the attempt under way is aborted."""
         overdue = Timer(FAREWELL, self._courier.shutdown)
         overdue.start()
         self._provider.shutdown()

@@ -1,7 +1,6 @@
-"""What is done to logits before temperature and draw: penalties, biases, and tokens that may not be chosen.
+"""Logits processors, which run before temperature and draw: penalties, biases, and tokens that may not be chosen.
 
-Each function changes, in place, only the rows that ask for it. What it needs of a sequence's past is kept with the
-sequence. Knows nothing of how a token is chosen in the end.
+Each function changes, in place, only the rows that use it. Counts of a sequence's tokens are kept with the sequence.
 """
 
 from array import array
@@ -16,11 +15,11 @@ from shard.seen import Seen
 from shard.sequence import Sequence
 from shard.watermark import watermark
 
-Places = tuple[Tensor, Tensor]  # row and token of every logit that is meant
+Places = tuple[Tensor, Tensor]  # row and token of every logit to change
 
 
 def repetition_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
-    """What is above zero is divided and what is below multiplied, for every token of prompt and output."""
+    """Divide positive logits and multiply the others, for every token of prompt and output."""
     past = everything(logits, rows, sequences)
     penalties = past.spread([s.sampling.repetition_penalty for s in sequences])
     found = logits[past.places]
@@ -28,7 +27,7 @@ def repetition_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence
 
 
 def relative_frequency_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
-    """By a token's share of all tokens, those of the prompt included."""
+    """Penalise tokens by their share of all tokens, those of the prompt included."""
     past = everything(logits, rows, sequences)
     lengths = past.spread([float(len(s.tokens)) for s in sequences])
     penalties = past.spread([s.sampling.relative_frequency_penalty for s in sequences])
@@ -36,13 +35,13 @@ def relative_frequency_penalty(logits: Tensor, rows: list[int], sequences: list[
 
 
 def frequency_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
-    """By how often a token was generated."""
+    """Penalise tokens by how often they were generated."""
     past = generated(logits, rows, sequences)
     logits[past.places] -= past.counts * past.spread([s.sampling.frequency_penalty for s in sequences])
 
 
 def presence_penalty(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
-    """By whether a token was generated at all."""
+    """Penalise tokens that were generated, however often."""
     past = generated(logits, rows, sequences)
     logits[past.places] -= past.spread([s.sampling.presence_penalty for s in sequences])
 
@@ -53,7 +52,7 @@ def biases(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
 
 
 def min_tokens(logits: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
-    """End tokens wait until so many tokens were generated."""
+    """Ban end tokens until `min_tokens` tokens are generated."""
     early = [s.sampling.end_tokens if len(s.tokens) - s.num_prompt_tokens < s.sampling.min_tokens else ()
              for s in sequences]
     logits[places_of(logits, rows, early)] = -torch.inf
@@ -70,7 +69,7 @@ def banned_tokens(logits: Tensor, rows: list[int], sequences: list[Sequence]) ->
     logits[places_of(logits, rows, [s.sampling.banned_tokens for s in sequences])] = -torch.inf
 
 
-# By the parameter that asks for it, in the order in which they apply.
+# By sampling parameter, in the order in which the processors apply.
 PROCESSORS: dict[str, Callable[[Tensor, list[int], list[Sequence]], None]] = {
     "watermark": watermark,
     "repetition_penalty": repetition_penalty,
@@ -101,14 +100,14 @@ def is_processed(sequence: Sequence) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The tokens that some rows have seen, an entry for each of a row's tokens."""
+    """Tokens that some rows have seen, an entry for each distinct token of a row."""
 
     places: Places
     counts: Tensor  # [entries]
     num_entries: list[int]  # of each row
 
     def spread(self, values: list[float]) -> Tensor:
-        """A row's value, for each of its entries."""
+        """Repeat each row's value for each of its entries."""
         device = self.counts.device
         return torch.tensor(values, device=device).repeat_interleave(torch.tensor(self.num_entries, device=device))
 
@@ -142,7 +141,7 @@ def places_of(logits: Tensor, rows: list[int], tokens: Rows[Rows[int]]) -> Place
 
 
 def flat(kind: str, rows: Rows[Rows[float]]) -> Tensor:
-    """Through buffers: a list of many numbers is slow to make a tensor of."""
+    """Concatenate rows into one tensor. Buffers are used, since making a tensor from a long list is slow."""
     entries = bytearray().join([array(kind, entries) for entries in rows])
     dtype = {"q": torch.int64, "f": torch.float32}[kind]
     return torch.frombuffer(entries, dtype=dtype) if entries else torch.empty(0, dtype=dtype)

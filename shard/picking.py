@@ -1,8 +1,7 @@
-"""Tokens that are chosen where the logits are, as part of what is captured of a step: for sequences that ask for the
-best token or for one that is drawn, perhaps from a few candidates, and for nothing else.
+"""Sampling inside a captured step, for sequences that need only the best token or a draw, perhaps from few candidates.
 
-What comes out is what `sampling.py` says of the same logits, to the last bit, or that it has to be asked. Nothing here
-waits for the device.
+The result has the same bits as that of `sampling.py` for the same logits, or a flag that `sampling.py` must decide.
+Nothing here waits for the device.
 """
 
 from collections.abc import Sequence as Rows
@@ -21,19 +20,19 @@ from shard.sampling import divisor, wants_raw
 from shard.sequence import Sequence
 
 FILTERED = len(FILTERS)
-COLUMNS = FILTERED + 3  # what rows ask of filters, their draws, divisors of logits, and whether logprobs are raw
+COLUMNS = FILTERED + 3  # parameters of the filters, draws, divisors of logits, and whether logprobs are raw
 
 
 class Found(NamedTuple):
-    """What came out for every row."""
+    """Results of a captured sampling: one entry per row."""
 
     tokens: Tensor  # [rows]
     logprobs: Tensor  # [rows]
-    fine: Tensor  # [rows] bool; where not, `sampling.py` has to be asked
+    fine: Tensor  # [rows] bool; if false, `sampling.py` must decide
 
 
 def is_plain(sequence: Sequence) -> bool:
-    """Whether it asks for no more than is done here, which does not change while it runs."""
+    """Whether the sequence needs no more than this module does, which does not change while the sequence runs."""
     if sequence.plain is None:
         sequence.plain = not (sequence.grammar or sequence.sampling.top_n_tokens or is_processed(sequence)
                               or wants_raw(sequence))
@@ -41,12 +40,12 @@ def is_plain(sequence: Sequence) -> bool:
 
 
 def is_drawn(sequences: Rows[Sequence]) -> bool:
-    """Whether anybody wants another than the best token."""
+    """Whether any of the sequences is drawn rather than greedy."""
     return any(sequence.sampling.temperature for sequence in sequences)
 
 
 class Picker:
-    """For steps of up to so many rows, of logits of one width. What rows ask for stands in columns that stay."""
+    """Sampler for captured steps of up to `rows` rows. Sampling parameters are in columns with fixed addresses."""
 
     def __init__(self, rows: int, vocabulary_size: int, device: torch.device) -> None:
         self._finder = Finder(vocabulary_size)
@@ -54,7 +53,7 @@ class Picker:
         self._columns = Standing([rows] * COLUMNS, torch.float64, device, whoever_is_nobody)
 
     def write(self, sequences: Rows[Sequence], indices: list[int]) -> None:
-        """What the next step draws; `indices` are those of the tokens in their sequences."""
+        """Send the sampling parameters of the next step; `indices` are those of its tokens in their sequences."""
         samplings = [sequence.sampling for sequence in sequences]
         filters = [[getattr(one, name) if one.temperature else 0 for one in samplings] for name in FILTERS]
         drawn = uniforms([sequence.key for sequence in sequences], indices).tolist()
@@ -63,13 +62,13 @@ class Picker:
         self._columns.send([*filters, draws, divisors, [one.raw_logprobs for one in samplings]])
 
     def best(self, logits: Tensor) -> Found:
-        """Of every row the best token. The logits stay as they are."""
+        """Pick the best token of every row. The logits are not changed."""
         tokens = self._finder.best(logits)
         logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
         return Found(tokens, logprobs, are_finite(logits, logprobs))
 
     def drawn(self, logits: Tensor) -> Found:
-        """The logits stay as they are."""
+        """Draw a token for every row. The logits are not changed."""
         columns = [column[:len(logits)] for column in self._columns.lists]
         draws, divisors, raw = columns[FILTERED:]
         filters = dict(zip(FILTERS, (column.float() for column in columns), strict=False))

@@ -1,7 +1,7 @@
-"""From the hidden states of a text's tokens to its embedding, as the model's folder asks for it.
+"""Pooling: from the hidden states of a text's tokens to its embedding, as configured in the model's folder.
 
-sentence-transformers keeps that in `modules.json` and `1_Pooling/config.json`; what they ask for and is not done here
-is refused, by name. Knows nothing of steps, nor of where hidden states come from.
+sentence-transformers keeps that in `modules.json` and `1_Pooling/config.json`; settings that are not implemented here
+are rejected by name.
 """
 
 import json
@@ -18,8 +18,8 @@ from shard.attention.both_ways import rows_of
 from shard.given import Given
 
 MODULES, POOLING = "modules.json", "1_Pooling"
-FLAG = "pooling_mode_"  # before the name of each kind
-KINDS = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}  # by what follows it: a key in REDUCTIONS
+FLAG = "pooling_mode_"  # prefix of each kind's key
+KINDS = {"cls_token": "first", "mean_tokens": "mean", "lasttoken": "last"}  # by the rest of the key: key in REDUCTIONS
 STAGES = ("Transformer", "Pooling", "Normalize")
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # [tokens, hidden] -> [hidden]
     "first": lambda hidden: hidden[0],
@@ -31,24 +31,24 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # [tokens, hidden] -> [hi
 @dataclass(frozen=True, slots=True)
 class Pooling:
     kind: str  # a key in REDUCTIONS
-    width: int  # of the embedding: so many values from the first on
+    width: int  # of the embedding: this many first values are kept
     normalized: bool = False
 
     def embeddings(self, hidden: Tensor, lengths: Sequence[int]) -> list[list[float] | None]:
-        """Of texts of these lengths, whose tokens stand one after the other; none where a number is none."""
+        """Return the embeddings of texts of these lengths, concatenated in `hidden`; None where one is not finite."""
         vectors = torch.stack([self.pooled(hidden[rows]) for rows in rows_of(lengths)]).cpu()  # [texts, width]
         told = zip(vectors.tolist(), vectors.isfinite().all(-1).tolist(), strict=True)
         return [vector if is_fine else None for vector, is_fine in told]
 
     def pooled(self, hidden: Tensor) -> Tensor:
-        """`[tokens, hidden]` of one text, `[width]` in float32. A value's bits follow from the text alone: the shape of
-        what is summed is its own."""
+        """Return `[width]` in float32 from `[tokens, hidden]` of one text. Its bits depend on the text alone, since
+        each text is summed in its own shape."""
         vector = REDUCTIONS[self.kind](hidden.float())[:self.width]
         return functional.normalize(vector, dim=0) if self.normalized else vector
 
 
 def read_pooling(folder: Path, usual: str, hidden_size: int, embedding_dim: int) -> Pooling:
-    """`usual` is the kind where the folder says nothing; `embedding_dim` as in the settings."""
+    """Read the pooling of a model. `usual` is the kind if the folder has none; `embedding_dim` is the setting."""
     if embedding_dim > hidden_size:
         raise ValueError(f"--embedding-dim must be at most {hidden_size}, which is what the model has, got "
                          f"{embedding_dim}")
@@ -59,7 +59,7 @@ def read_pooling(folder: Path, usual: str, hidden_size: int, embedding_dim: int)
 
 
 def read_stages(folder: Path) -> dict[str, str]:
-    """What a text goes through, and the folder of each."""
+    """Return the stages of modules.json, and the folder of each."""
     path = folder / MODULES
     if not path.is_file():
         return {}

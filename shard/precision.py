@@ -1,7 +1,7 @@
-"""The number type that a model computes with. Knows nothing of models: a checkpoint's type and the device decide.
+"""Choice of the number type that a model computes with, by the checkpoint's type and the device.
 
-On a CPU it is the faster one of bfloat16 and float32 unless user or checkpoint say. That is measured, so it may come
-out differently another time, and answers would have other bits then: what rank 0 found the first time is what counts.
+On a CPU it is the faster one of bfloat16 and float32, unless user or checkpoint decide. That is measured, so another
+measurement may differ, and answers would have other bits then: so the first result of rank 0 is kept.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ DTYPES = {
     "float16": torch.float16,
 }
 ROWS = 8
-SHAPE = (16384, 1024)  # of the measured weight: larger than what a core has for itself
+SHAPE = (16384, 1024)  # of the measured weight: larger than the private cache of a core
 ROUNDS = 5
 
 Product = Callable[[], object]
@@ -28,18 +28,18 @@ Product = Callable[[], object]
 @dataclass(frozen=True, slots=True)
 class Precision:
     dtype: torch.dtype
-    note: str = ""  # what users should know about it
+    note: str = ""  # for users, is logged
 
 
 class Memory(Protocol):
-    """Short texts by key that outlive a process."""
+    """Store of short texts by key that outlives the process."""
 
     def get(self, key: str) -> str | None: ...
     def put(self, key: str, found: str) -> None: ...
 
 
 def choose_dtype(asked: str, stored: torch.dtype, device: str, quickest: Callable[[], torch.dtype]) -> Precision:
-    """`quickest` finds the faster type of this CPU, when that matters."""
+    """Choose the number type; `quickest` finds the faster one of this CPU and is called only if that matters."""
     wanted = stored if asked == "auto" else DTYPES[asked]
     if device != "cpu" or wanted is torch.float32 or asked == "bfloat16":
         return Precision(wanted)
@@ -50,7 +50,7 @@ def choose_dtype(asked: str, stored: torch.dtype, device: str, quickest: Callabl
 
 
 def find_quickest(can_pack: Callable[[torch.dtype], bool], products: Callable[[torch.dtype], Product]) -> torch.dtype:
-    """Of two types on this CPU. What cannot be packed is out of the question; `products` makes one to be timed."""
+    """Return the faster of two types on this CPU. bfloat16 must be packable; `products` makes a product to time."""
     if not can_pack(torch.bfloat16):
         return torch.float32
     candidates = {dtype: products(dtype) for dtype in (torch.bfloat16, torch.float32)}
@@ -68,14 +68,14 @@ def seconds(product: Product) -> float:
 
 
 def packed_product(dtype: torch.dtype) -> Product:
-    """A product as a decode step consists of, with a few rows."""
+    """Return a product of a few rows, as in a decode step."""
     packed = torch.ops.mkldnn._reorder_linear_weight(torch.full(SHAPE, 0.01, dtype=dtype))
     rows = torch.full((ROWS, SHAPE[1]), 0.01, dtype=dtype)
     return lambda: torch.ops.mkldnn._linear_pointwise(rows, packed, None, "none", [], "")
 
 
 def settled(group: Group, memory: Memory, key: str, find: Callable[[], torch.dtype]) -> torch.dtype:
-    """On every rank what rank 0 remembers, or finds now."""
+    """Return on every rank the type that rank 0 has in its memory, or finds now."""
     kinds = list(DTYPES)
     found = kinds.index(recalled(memory, key, find)) if group.rank == 0 else len(kinds)
     return DTYPES[kinds[group.minimum(found)]]

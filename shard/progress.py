@@ -1,7 +1,6 @@
-"""How far a shard's start has come, for whoever waits: in a small file that a router reads when somebody asks it, and
-as lines on the pipe to the launcher.
+"""Progress of a shard's start: a small file that the router reads on request, and lines on the pipe to the launcher.
 
-A shard that loads does not listen yet, so nobody could ask the shard. Knows nothing of what a phase consists of.
+A shard that loads does not listen yet, so it cannot be queried.
 """
 
 import json
@@ -13,11 +12,11 @@ from contextlib import contextmanager, suppress
 LOAD, CHECK, WARM_UP, READY = "load", "check", "warm-up", "ready"
 SELDOM = 0.1  # seconds between two lines about the same phase
 
-OnProgress = Callable[[str, int, int], object]  # phase, how much of it is done, of how much; 0 of 0: nobody knows
+OnProgress = Callable[[str, int, int], object]  # phase, how much of it is done, of how much; 0 of 0: unknown
 
 
 def untold(_phase: str, _done: int, _total: int) -> None:
-    """Nobody wants to know."""
+    """Ignore the progress."""
 
 
 class Progress:
@@ -37,7 +36,7 @@ class Progress:
         self._write({"phase": phase, "done": done, "total": total, "seconds": now - self._began})
 
     def _write(self, stage: dict[str, object]) -> None:
-        """Whoever reads sees the line before or this one. That it cannot be told is no reason not to serve."""
+        """Replace the file atomically: a reader sees the old or the new contents. Errors are ignored."""
         fresh = f"{self._path}.new"
         with suppress(OSError):
             with open(fresh, "w", encoding="utf-8") as file:
@@ -46,11 +45,11 @@ class Progress:
 
 
 class Lines:
-    """Lines `progress PHASE DONE TOTAL` on a descriptor, at most one for every percent. For as long as it is open: the
-    line `ready` closes it."""
+    """Writer of lines `progress PHASE DONE TOTAL` to a descriptor, at most one for every percent, and only until it is
+    closed behind the line `ready`."""
 
     def __init__(self, descriptor: int, also: OnProgress = untold) -> None:
-        """`also` hears everything."""
+        """Create the writer; `also` is called with every progress."""
         self._descriptor = descriptor
         self._also = also
         self._last = ("", 0)
@@ -61,13 +60,13 @@ class Lines:
         if self._descriptor < 0 or now == self._last:
             return
         self._last = now
-        with suppress(OSError):  # whoever listened is gone, and so shall we be soon
+        with suppress(OSError):  # the reader is gone, and this process ends soon
             os.write(self._descriptor, f"progress {phase} {done} {total}\n".encode())
 
 
 @contextmanager
 def telling(path: str) -> Iterator[OnProgress]:
-    """The file goes with the shard."""
+    """Yield a callback that writes progress to the file, if there is a path. The file is removed at the end."""
     if not path:
         yield untold
         return

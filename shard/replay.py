@@ -1,10 +1,9 @@
-"""Decode steps that are not launched piece by piece: what a step launches is captured once for a number of rows, and
-then repeated with other numbers.
+"""Replay of captured decode steps (CUDA graphs): the launches of a step are captured once per number of rows, and then
+repeated with other numbers.
 
-A step takes the smallest capture with enough rows; those beyond are nobody's, and look at the scratch block. Where
-nobody asks for more than `picking.py` does, tokens are chosen by what is captured, too: the next step finds them where
-they are, and can begin before the host knows them. Knows nothing of devices but how a CUDA graph is made, and nothing
-of what is said after a step.
+A step uses the smallest capture with enough rows; the rows beyond are padding and read the scratch block. If no
+sequence needs more than `picking.py` does, the captured step chooses the tokens, too: the next step reads them on the
+device, and can begin before the host knows them.
 """
 
 import gc
@@ -30,9 +29,9 @@ from shard.sequence import EXPECTED, Sequence
 from shard.step import DUMMY_TOKEN, Inputs, place
 
 Call = Callable[[], object]
-Capture = Callable[[Call], Call]  # from what launches a step to what does the same again, with tensors where they were
-FEWEST = 2  # rows: a product may give a row other bits when it is the only one
-FINE, COARSE = 64, 256  # up to so many rows numbers lie 8 apart, then 32, then 64
+Capture = Callable[[Call], Call]  # from a function that launches a step to one that repeats it with the same tensors
+FEWEST = 2  # rows: a product may give a single row other bits
+FINE, COARSE = 64, 256  # captured numbers of rows are 8 apart up to FINE, 32 apart up to COARSE, then 64
 
 
 class Model(Protocol):
@@ -41,7 +40,7 @@ class Model(Protocol):
 
 
 class Made(NamedTuple):
-    """By a step, a row for each that decodes; it holds until the next."""
+    """Outputs of a captured step, one row per decode, which are valid until the next step."""
 
     hidden: Tensor  # [rows, hidden_size]
     logits: Tensor  # [rows, vocabulary]
@@ -51,61 +50,61 @@ class Made(NamedTuple):
 
 
 class Begun:
-    """A step that is under way, and chooses its tokens itself."""
+    """Step under way whose tokens are chosen on the device."""
 
     def __init__(self, sequences: list[Sequence], arriving: Arriving) -> None:
         self.rows = {sequence.id: row for row, sequence in enumerate(sequences)}
         self._arriving = arriving
 
     def wait(self) -> None:
-        """Until it is over. Any thread may."""
+        """Wait until the step is over. Any thread may call this."""
         self._arriving.wait()
 
     def choices(self) -> list[tuple[int, float]] | None:
-        """Every row's token and its logprob. None if something came out for a row that has to be looked at: then the
-        step is to be run anew."""
+        """Return every row's token and its logprob, or None if a row needs a decision of the host: then the step must
+        be run again."""
         told = self._arriving.rows()
         return [(int(token), logprob) for token, logprob, _ in told] if all(fine for *_, fine in told) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The largest step."""
+    """Size of the largest step."""
 
     rows: int
     length: int  # of a sequence
 
 
 class Captured(NamedTuple):
-    """For a number of rows."""
+    """Captured calls for one number of rows."""
 
     make: Call
-    best: Call  # with what was made: chooses the best tokens
-    drawn: Call  # or draws them
+    best: Call  # picks the best tokens from the outputs of `make`
+    drawn: Call  # draws tokens from them instead
 
 
 class Replays:
-    """Of a model with one cache. The largest is captured first: what others work with fits into its memory. What comes
-    out stands in the same place for all."""
+    """Captured decode steps of a model with one cache, by number of rows. The largest is captured first so that the
+    others reuse its memory; all share their output buffers."""
 
     @torch.inference_mode()
     def __init__(self, model: Model, attention: Framing, cache: Cache, extent: Extent, capture: Capture, *,
                  bearers: Bearers | None = None) -> None:
-        """Steps of which some rows go by adapters are captured, too, if there are `bearers`."""
+        """Capture steps of all sizes; with `bearers` also steps in which some rows use adapters."""
         *fewer, most = sizes_up_to(extent.rows)
         self._model, self._attention, self._cache = model, attention, cache
         self._frames = attention.frames(most, extent.length, cache)
-        self._nobodys = [cache.scratch_block]  # blocks
+        self._nobodys = [cache.scratch_block]  # block table of padding rows
         self._columns = Standing([most] * 3, torch.int64, cache.device)
-        self._tokens = torch.zeros(most, dtype=torch.int64, device=cache.device)  # that were chosen last
-        self._told = torch.zeros(most, 3, dtype=torch.float64, device=cache.device)  # token, logprob, is it fine
+        self._tokens = torch.zeros(most, dtype=torch.int64, device=cache.device)  # chosen by the last step
+        self._told = torch.zeros(most, 3, dtype=torch.float64, device=cache.device)  # token, logprob, whether valid
         self._bringing = Bringing(self._told)
         self._bearers, self._work = bearers, StandingWork(most, cache.device)
         self._write([], most)
         self._made = Made(*map(torch.empty_like, self._launched(self._inputs(most))))
         self._picker = Picker(most, self._made.logits.shape[-1], cache.device)
         self._captured: dict[int, Captured] = {}
-        self._adapted: dict[int, Call] = {}  # what makes the same for rows of which some go by adapters
+        self._adapted: dict[int, Call] = {}  # `make` for steps in which some rows use adapters
         for rows in (most, *reversed(fewer)):
             self._write([], rows)
             make = partial(self._make, self._inputs(rows))
@@ -116,8 +115,8 @@ class Replays:
 
     @torch.inference_mode()
     def run(self, step: Step, cache: Cache) -> Made | None:
-        """None where launches depend on the step: with chunks, with adapters that do more than add to products, with
-        more rows, or where texts share so much that there are more splits than thought of."""
+        """Run the step. Return None if no capture fits: it has chunks, too many rows, adapters that do more than add to
+        linears, or needs more room in the attention plan than was allocated."""
         prepared = self._prepared(step, cache, {})
         if prepared is None:
             return None
@@ -126,8 +125,8 @@ class Replays:
 
     @torch.inference_mode()
     def begin(self, step: Step, cache: Cache, behind: Begun | None) -> Begun | None:
-        """And choose tokens. The last tokens of those who were in the step `behind` need not be known. None where
-        `run` says so, and where somebody asks for more than `picking.py` does."""
+        """Begin the step and choose its tokens on the device. The last tokens of sequences in the step `behind` need
+        not be known. Return None where `run` does, and if a sequence needs more than `picking.py` does."""
         sequences = step.decodes
         if not sequences or not all(map(is_plain, sequences)):
             return None
@@ -144,8 +143,8 @@ class Replays:
         return Begun(sequences, self._bringing.begin(len(sequences)))
 
     def _prepared(self, step: Step, cache: Cache, before: dict[int, int]) -> Captured | None:
-        """What to repeat, which finds the numbers of this step. `before` has the rows of tokens that were chosen last,
-        by sequence."""
+        """Send the numbers of this step and return the captured calls for it. `before` has the rows of the tokens that
+        the last step chose, by sequence."""
         count = len(step.decodes)
         rows = min((rows for rows in self._captured if rows >= count), default=0)
         if not rows or step.chunks or cache is not self._cache:
@@ -179,7 +178,7 @@ class Replays:
             self._told[:rows, column].copy_(values)
 
     def _rows(self, step: Step, before: dict[int, int]) -> list[tuple[int, Span]]:
-        """Everybody's token and where it stands; below 0 is the row of the token that was chosen last."""
+        """Return the token and span of each sequence; a token -1 - row refers to that row of the last step's tokens."""
         tokens = (sequence.tokens[-1] if sequence.tokens[-1] != EXPECTED else -1 - before[sequence.id]
                   for sequence in step.decodes)
         return [*zip(tokens, place(step), strict=True)]
@@ -204,7 +203,7 @@ def adapted(bearers: Bearers, work: Work, make: Call) -> None:
 
 
 def sizes_up_to(rows: int) -> Iterator[int]:
-    """Numbers of rows that are captured, so that few rows are nobody's."""
+    """Yield the numbers of rows to capture, close enough that steps have little padding."""
     size = FEWEST
     while size < rows:
         yield size
@@ -214,7 +213,7 @@ def sizes_up_to(rows: int) -> Iterator[int]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """A graph that the garbage collector comes upon and destroys spoils whatever is being captured."""
+    """Disable garbage collection: a CUDA graph that it destroys would spoil the one that is being captured."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -225,14 +224,15 @@ def uncollected() -> Iterator[None]:
 
 
 def cuda_capture(device: torch.device) -> Capture:
-    """As CUDA graphs, which share their memory. All are captured on one stream: libraries keep memory for each."""
+    """Return a function that captures CUDA graphs, which share their memory. All are captured on one stream, since
+    libraries keep a workspace per stream."""
     pool, aside = cuda.graph_pool_handle(), cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch has no types there
 
     def capture(make: Call) -> Call:
         here = cuda.current_stream(device)
         aside.wait_stream(here)
         with cuda.stream(aside):
-            make()  # compiles kernels, and sets up what libraries keep
+            make()  # compiles kernels and allocates workspaces of libraries
         here.wait_stream(aside)
         graph = cuda.CUDAGraph()
         with uncollected(), cuda.graph(graph, pool=pool, stream=aside, capture_error_mode="thread_local"):

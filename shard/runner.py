@@ -1,7 +1,7 @@
-"""Runs a step: from what the ledger says it consists of to what every sequence says, or that it failed.
+"""The model runner: from a step of the ledger to the tokens of every sequence, or its failure.
 
-Model, attention, sampling and the group of ranks meet here. Knows nothing of messages, batches or the order of steps.
-Every rank does the same; rank 0 alone samples, and tells the others the tokens.
+Model, attention, sampling and the group of ranks meet here. All ranks run the same steps; rank 0 alone samples, and
+broadcasts the tokens.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from shard.sequence import Sequence
 from shard.step import Inputs, build
 
 PROMPT_PIECE = 64  # rows of logits that are held at once for prompt logprobs
-FAILURES = {-pb.NON_FINITE: pb.NON_FINITE, -pb.GRAMMAR: pb.GRAMMAR}  # as numbers in the place of a token
+FAILURES = {-pb.NON_FINITE: pb.NON_FINITE, -pb.GRAMMAR: pb.GRAMMAR}  # by the code broadcast instead of a token
 
 
 class Model(Protocol):
@@ -43,9 +43,11 @@ class Outcome:
 
 
 class Runner:
+    """Model runner of one rank."""
+
     def __init__(self, model: Model, attention: Attention, sampler: Sampler, group: Group, bearers: Bearers, *,
                  device: torch.device) -> None:
-        """The products of the model ask `bearers` which adapter a row goes by."""
+        """Create the runner; the model's linears read from `bearers` which adapter each row uses."""
         self.model = model
         self._attention = attention
         self._sampler = sampler
@@ -55,7 +57,7 @@ class Runner:
         self.replay(None)
 
     def replay(self, replays: Replays | None) -> None:
-        """From now on steps need not be launched piece by piece where these know them."""
+        """Use these captured steps from now on wherever they fit; None uses none."""
         self._replays = replays
 
     @torch.inference_mode()
@@ -75,11 +77,12 @@ class Runner:
         return Outcome({number: word for number, word in said.items() if number not in failures}, prompts, failures)
 
     def begin(self, step: Step, cache: Cache, behind: Begun | None) -> Begun | None:
-        """And let it choose its tokens itself, behind one that may be under way. None if that cannot be."""
+        """Begin a step that chooses its tokens on the device, while the step `behind` may be under way. Return None if
+        that is not possible."""
         return None if self._replays is None else self._replays.begin(step, cache, behind)
 
     def _launched(self, step: Step, cache: Cache) -> tuple[Tensor, Callable[[], Tensor | None]]:
-        """Hidden states of all tokens, and logits for who yields."""
+        """Run the model; return hidden states of all tokens, and a function for the logits of yielding sequences."""
         inputs = build(step, cache, self._attention, self._device)
         with self._bearers.rows(token_runs(step, len(inputs.tokens))):
             hidden = self.model.hidden(inputs, cache, self._attention)  # [tokens, hidden_size]
@@ -91,7 +94,7 @@ class Runner:
 
     def _say(self, sequences: list[Sequence],
              logits: Tensor | None) -> tuple[dict[int, Said], dict[int, pb.Failure]]:
-        """What everybody says, and why the others say nothing."""
+        """Choose tokens. Return those of each sequence, and the failures of the others."""
         if logits is not None:
             chosen = self._sampler.choose(logits, sequences)
             told = list(map(token_or_failure, chosen.tokens, chosen.finite, chosen.fitting))
@@ -106,7 +109,7 @@ class Runner:
                 {sequence.id: FAILURES[token] for sequence, token, _ in rows if token < 0})
 
     def _without_number(self, prompts: dict[int, PromptPart]) -> set[int]:
-        """Whose prompt has a logprob that is none, as rank 0 sees it; all ranks must know."""
+        """Return the sequences with a non-finite prompt logprob. Rank 0, which has the logprobs, broadcasts them."""
         if not prompts:
             return set()
         fine = [int(all(map(isfinite, part.logprobs))) for part in prompts.values()]
@@ -114,7 +117,8 @@ class Runner:
         return {number for number, is_fine in zip(list(prompts), told, strict=True) if not is_fine}
 
     def _prompt_logprobs(self, chunk: Chunk, rows: range, hidden: Tensor) -> PromptPart:
-        """Of the tokens behind those of the chunk, as far as they are prompt; their logits are never held together."""
+        """Return logprobs of the prompt tokens that follow each token of the chunk, in pieces that bound the memory for
+        logits."""
         sequence = chunk.sequence
         targets = sequence.tokens[chunk.start + 1:min(chunk.end + 1, sequence.num_prompt_tokens)]
         logprobs: list[float] = []
@@ -129,7 +133,7 @@ class Runner:
 
 
 def token_or_failure(token: int, finite: bool, fitting: bool) -> int:
-    """As rank 0 tells the others."""
+    """Encode a token, or a failure, as rank 0 broadcasts it."""
     if not fitting:
         return -pb.GRAMMAR
     return token if finite else -pb.NON_FINITE
@@ -146,7 +150,7 @@ def asks_for_prompt(chunk: Chunk) -> bool:
 
 
 def token_runs(step: Step, num_tokens: int) -> list[Run]:
-    """On the token axis; a step of one token has another beside it, which is nobody's."""
+    """Return the adapters of the rows on the token axis; a step of one token has a dummy token beside it."""
     runs = [Run(sequence.adapter, 1) for sequence in step.decodes]
     runs += [Run(chunk.sequence.adapter, chunk.length) for chunk in step.chunks]
     beside = num_tokens - sum(run.length for run in runs)
@@ -154,7 +158,7 @@ def token_runs(step: Step, num_tokens: int) -> list[Run]:
 
 
 def chunk_rows(step: Step) -> list[tuple[Chunk, range]]:
-    """Where every chunk stands on the token axis: behind the decodes, one after the other."""
+    """Return the rows of every chunk on the token axis: behind the decodes, one after the other."""
     placed, row = [], len(step.decodes)
     for chunk in step.chunks:
         placed.append((chunk, range(row, row + chunk.length)))
@@ -163,13 +167,13 @@ def chunk_rows(step: Step) -> list[tuple[Chunk, range]]:
 
 
 def written(step: Step) -> list[tuple[Sequence, int, int]]:
-    """Who wrote which places of its own in this step."""
+    """Return the sequences of the step with the start and end of the positions that each wrote to the cache."""
     return [(sequence, len(sequence.tokens) - 1, len(sequence.tokens)) for sequence in step.decodes] + [
         (chunk.sequence, chunk.start, chunk.end) for chunk in step.chunks]
 
 
 def non_finite(step: Step, hidden: Tensor) -> set[int]:
-    """Sequences with a token whose outcome is not a number. A sum tells in one look that there is none."""
+    """Return the sequences with non-finite hidden states. One sum over all is enough to find that there are none."""
     if bool(hidden.sum(dtype=torch.float32).isfinite()):
         return set()
     fine = hidden.isfinite().all(dim=-1).tolist()

@@ -1,8 +1,8 @@
-"""From logits to tokens, logprobs and the best candidates, for all rows of a step.
+"""The sampler: from logits to tokens, logprobs and the best candidates, for all rows of a step.
 
-What a row gets depends on its logits and its sequence alone, to the last bit, whatever the other rows are and ask for.
-First come penalties and masks, grammars last, then temperature, then filters and the draw. Temperature 0 takes the best
-candidate and filters nothing. Knows nothing of models, caches or ranks.
+The result of a row depends on its logits and its sequence alone, to the last bit, whatever the other rows are. The
+order is penalties and masks, grammars, temperature, filters, draw. Temperature 0 takes the best candidate and ignores
+filters.
 """
 
 from dataclasses import dataclass, field
@@ -18,21 +18,21 @@ from shard.grammar import Grammars
 from shard.penalties import is_processed, process
 from shard.sequence import Sampling, Sequence
 
-ROWS = 32  # so many at a time, which bounds the memory for copies of logits
-LEAST_TEMPERATURE = 1e-30  # below it quotients could overflow; different logits are not both likely long before
+ROWS = 32  # sampled at a time, which bounds the memory for copies of logits
+LEAST_TEMPERATURE = 1e-30  # below it quotients could overflow; far above it only the largest logit is likely already
 
 
 @dataclass(slots=True)
 class Chosen:
-    """An entry for each row."""
+    """Results of sampling: one entry per row."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_tokens: list[list[int]] = field(default_factory=list)
     top_logprobs: list[list[float]] = field(default_factory=list)
-    # Where not, the other entries mean nothing.
+    # If one of these is false, the row's other entries are meaningless.
     finite: list[bool] = field(default_factory=list)
-    fitting: list[bool] = field(default_factory=list)  # into the grammar of the row, if it has one
+    fitting: list[bool] = field(default_factory=list)  # whether the token fits the row's grammar, if it has one
 
     def add(self, choice: Choice, finite: bool, fitting: bool) -> None:
         self.tokens.append(choice.token)
@@ -44,24 +44,26 @@ class Chosen:
 
 
 class Sampler:
+    """Sampler for logits of one vocabulary size."""
+
     def __init__(self, vocabulary_size: int, device: str | torch.device = "cpu",
                  grammars: Grammars | None = None) -> None:
-        """Without `grammars` no sequence has one."""
+        """Create a sampler; without `grammars` no sequence may have one."""
         self._grammars = grammars
         self._finder = Finder(vocabulary_size)
-        # Kept, since getting so much memory from the system takes longer than to fill it.
+        # Kept, since allocating this much memory takes longer than filling it.
         self._logprobs = torch.empty(ROWS, vocabulary_size, device=device)
         self._raw_logprobs = torch.empty_like(self._logprobs)
 
     def choose(self, logits: Tensor, sequences: list[Sequence]) -> Chosen:
-        """The logits [rows, vocabulary] are float32, and are used up."""
+        """Choose a token for each row. The logits [rows, vocabulary] are float32 and are overwritten."""
         chosen = Chosen()
         for start in range(0, len(sequences), ROWS):
             self._choose(logits[start:start + ROWS], sequences[start:start + ROWS], chosen)
         return chosen
 
     def prompt_logprobs(self, logits: Tensor, targets: list[int]) -> list[float]:
-        """Of each row's target, by the logits [rows, vocabulary] as they are."""
+        """Return the logprob of each row's target token, by the unchanged logits [rows, vocabulary]."""
         found: list[float] = []
         for start in range(0, len(targets), ROWS):
             rows = slice(start, start + ROWS)
@@ -76,7 +78,7 @@ class Sampler:
         lost = self._mask(logits, sequences)
         cool(logits, [sequence.sampling.temperature for sequence in sequences])
         choices = self._choices(logits, sequences)
-        # Where nothing was left to choose from, the logprob is no number.
+        # If no token is left to choose from, the logprob is not finite.
         finite = [isfinite(total) and isfinite(choice.logprob) for total, choice in zip(sums, choices, strict=True)]
         if raw is not None:
             self._retell(choices, raw, sequences)
@@ -84,7 +86,7 @@ class Sampler:
             chosen.add(choice, is_finite, row not in lost and self._fits(sequences[row], choice, is_finite))
 
     def _mask(self, logits: Tensor, sequences: list[Sequence]) -> set[int]:
-        """The rows whose grammar has no way on."""
+        """Mask tokens that do not fit the grammars; return the rows whose grammar allows no token."""
         if self._grammars is None or not any(sequence.grammar for sequence in sequences):
             return set()
         return self._grammars.mask(logits, sequences)
@@ -109,10 +111,10 @@ class Sampler:
         return list(map(Choice, best.tolist(), take(logprobs, best)))
 
     def _pick(self, logits: Tensor, logprobs: Tensor, samplings: list[Sampling], draws: Tensor) -> list[Choice]:
-        """From few candidates; where those are not enough from many, and then from all."""
+        """Choose from few candidates; where those are not enough from many, and then from the whole vocabulary."""
         choices, decided = choices_of(self._finder.candidates(logits, logprobs, FEW), samplings, draws)
         for row in (row for row, is_decided in enumerate(decided) if not is_decided):
-            one = slice(row, row + 1)  # by itself, so that nothing depends on who else was not decided
+            one = slice(row, row + 1)  # by itself, so that nothing depends on which other rows were not decided
             (choices[row],), (enough,) = choices_of(
                 self._finder.candidates(logits[one], logprobs[one], MANY), samplings[one], draws[one])
             if not enough:
@@ -120,7 +122,7 @@ class Sampler:
         return choices
 
     def _raw(self, logits: Tensor, sequences: list[Sequence]) -> list[Choice]:
-        """The best by the logits as they came, whose logprobs are kept for `_retell`."""
+        """Return the best tokens by the raw logits, and keep the raw logprobs for `_retell`."""
         counts = [sequence.sampling.top_n_tokens if wants_raw(sequence) else 0 for sequence in sequences]
         return self._best(logits, log_softmax(logits, self._raw_logprobs), counts)
 
@@ -133,7 +135,7 @@ class Sampler:
 
 
 def wants_raw(sequence: Sequence) -> bool:
-    """Whether it wants logprobs of logits that are about to change."""
+    """Whether the sequence wants raw logprobs, of logits that are about to change."""
     sampling = sequence.sampling
     changed = is_processed(sequence) or sequence.grammar or sampling.temperature not in {0.0, 1.0}
     return sampling.raw_logprobs and bool(changed)
@@ -146,7 +148,7 @@ def cool(logits: Tensor, temperatures: list[float]) -> None:
 
 
 def divisor(temperature: float) -> float:
-    """Of logits; 1 keeps the bits of a row."""
+    """Return the divisor of a row's logits; 1 keeps their bits."""
     return max(temperature, LEAST_TEMPERATURE) if temperature else 1.0
 
 
@@ -155,6 +157,6 @@ def log_softmax(logits: Tensor, into: Tensor) -> Tensor:
 
 
 def take(values: Tensor, ids: Tensor) -> list[float]:
-    """What each row has at its id."""
+    """Return the value of each row at its id."""
     found: list[float] = values.gather(-1, ids[:, None])[:, 0].tolist()
     return found

@@ -1,6 +1,6 @@
-"""Which tokens a sequence has had from some index on, and how often: what penalties go by.
+"""Counts of a sequence's tokens from some index on, as penalties need them.
 
-Kept with the sequence once a penalty asks, and brought up to date by the tokens since. Knows nothing of logits.
+Kept with the sequence once a penalty uses them, and updated with the tokens since.
 """
 
 from array import array
@@ -8,14 +8,14 @@ from array import array
 
 class Seen:
     def __init__(self, start: int) -> None:
-        """Counts tokens from the index `start` on."""
+        """Count tokens from the index `start` on."""
         self.ids = array("q")  # each token once
         self.counts = array("f")
         self._places: dict[int, int] = {}
         self._next = start
 
     def follow(self, tokens: list[int]) -> None:
-        """`tokens` are those of the last call and some more."""
+        """Count new tokens; `tokens` has those of the last call, followed by the new ones."""
         for token in tokens[self._next:]:
             place = self._places.setdefault(token, len(self.ids))
             if place == len(self.ids):

@@ -1,7 +1,6 @@
-"""One sequence as a shard sees it, and how sequences are read from the columns of a message.
+"""One sequence as a shard sees it, and the reading of sequences from the columns of a message.
 
-Everything that can be said of newcomers without looking at what the shard holds is checked here. Knows nothing of
-batches or steps.
+New sequences are checked here as far as that is possible without the shard's state.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,19 +18,19 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What no message may exceed."""
+    """Limits that no message may exceed."""
 
     vocabulary_size: int
     max_positions: int
     tokens_per_step: int
     mixed_steps: bool
     generation: bool = True  # whether sequences may enter
-    wanted: frozenset[int] = frozenset()  # what may be asked of texts, as `Wanted` in proto/shard.proto
+    wanted: frozenset[int] = frozenset()  # values of `Wanted` in proto/shard.proto that texts may be run for
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen. Field by field the columns of `Sampling` in proto/shard.proto."""
+    """Sampling parameters of one sequence, one field per column of `Sampling` in proto/shard.proto."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -54,12 +53,12 @@ class Sampling:
 
     @property
     def tokens(self) -> Iterator[int]:
-        """All that are named."""
+        """Token ids in any of the lists."""
         return chain(self.end_tokens, self.allowed_tokens, self.banned_tokens, self.biased_tokens)
 
 
 PLAIN = Sampling()
-EXPECTED = -1  # in the place of a token that is chosen, and not known yet
+EXPECTED = -1  # placeholder for a token that is chosen on the device and not known to the host yet
 SIGNED = {"relative_frequency_penalty", "frequency_penalty", "presence_penalty", "biases"}
 
 
@@ -68,19 +67,19 @@ class Sequence:
     id: int
     tokens: list[int]  # prompt and generated, the last one included
     num_prompt_tokens: int
-    num_given: int  # how many tokens it came with; it is ready when all of them are computed
-    computed: int  # how many of its tokens stand in the cache
-    num_cached: int  # how many stood there when it came
+    num_given: int  # number of tokens at entry; the sequence is ready when all of them are computed
+    computed: int  # number of tokens whose keys and values are in the cache
+    num_cached: int  # the same at entry
     blocks: list[int]
     key: int
     sampling: Sampling
     prompt_logprobs: bool
     adapter: int
     grammar: int
-    failure: pb.Failure | None = None  # once it failed it yields nothing any more
-    memory: Any = field(default=None, compare=False, repr=False)  # what the worker keeps with it
-    seen: dict[int, Seen] = field(default_factory=dict, compare=False, repr=False)  # by the index it counts from
-    plain: bool | None = field(default=None, compare=False, repr=False)  # as `picking.py` finds out
+    failure: pb.Failure | None = None  # a failed sequence yields no more tokens
+    memory: Any = field(default=None, compare=False, repr=False)  # state that the worker keeps with the sequence
+    seen: dict[int, Seen] = field(default_factory=dict, compare=False, repr=False)  # by the start index of the count
+    plain: bool | None = field(default=None, compare=False, repr=False)  # result of `picking.is_plain`
 
     @property
     def ready(self) -> bool:
@@ -88,7 +87,7 @@ class Sequence:
 
 
 def column(values: Iterable[Value], num_rows: int, default: Value, name: str) -> list[Value]:
-    """One entry per row, or none at all and then the default for every row."""
+    """Return one entry per row; an empty column has the default for every row."""
     entries = list(values) or [default] * num_rows
     if len(entries) != num_rows:
         raise Malformed(f"{name} has {len(entries)} entries for {num_rows} rows")
@@ -96,7 +95,7 @@ def column(values: Iterable[Value], num_rows: int, default: Value, name: str) ->
 
 
 def ragged(values: Iterable[Value], counts: list[int], name: str) -> list[list[Value]]:
-    """The rows' values, which stand one after the other."""
+    """Split the concatenated values of all rows by the rows' counts."""
     flat, ends = list(values), [0, *accumulate(counts)]
     if len(flat) != ends[-1]:
         raise Malformed(f"{name} has {len(flat)} entries, the counts say {ends[-1]}")
@@ -139,7 +138,7 @@ def read_sampling(message: pb.Sampling, num_rows: int) -> list[Sampling]:
 
 
 def _entries(message: pb.Sampling, name: str, num_rows: int) -> list[Any]:
-    """A column of numbers, or of lists if that is what the field holds."""
+    """Read a column of numbers, or of tuples for a field that holds tuples."""
     values, default = getattr(message, name), getattr(PLAIN, name)
     if not all(map(isfinite, values)) or (name not in SIGNED and min(values, default=0) < 0):
         raise Malformed(f"{name} has an entry that is negative or not a number")

@@ -1,4 +1,4 @@
-"""The worker that a model needs: whether it generates, or is an encoder. Loads torch."""
+"""Factory of the worker for a model that generates or for an encoder. Importing this module loads torch."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from shard.worker import ModelWorker
 
 
 def make_worker(config: ShardConfig, on_progress: OnProgress = untold) -> ModelWorker | EncoderWorker:
-    """Raises ValueError when the model cannot be served."""
+    """Make the worker for the model; raises ValueError if it cannot be served."""
     if isinstance(read_config(Path(config.model)), EncoderConfig):
         return EncoderWorker(config, on_progress=on_progress)
     return ModelWorker(config, on_progress=on_progress)

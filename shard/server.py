@@ -1,7 +1,7 @@
-"""One shard as a process: a worker behind gRPC on a unix socket, for as long as somebody needs it.
+"""Process of one shard: a worker behind gRPC on a unix socket.
 
-It listens once the model is loaded. Ends on SIGTERM or SIGINT, some seconds after its parent is gone, and some time
-after the router that watched its health is gone. Knows nothing of what the worker does.
+It listens once the model is loaded. It ends on SIGTERM or SIGINT, some seconds after its parent is gone, and some time
+after the router that watched its health is gone.
 """
 
 import asyncio
@@ -38,21 +38,21 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 OPTIONS = (("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.max_send_message_length", MAX_MESSAGE_BYTES))
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SERVICES = ("", "weft.shard.Shard")
-SPIN = "GOMP_SPINCOUNT"  # turns for which a thread of GNU OpenMP, which torch brings, spins before it sleeps
+SPIN = "GOMP_SPINCOUNT"  # turns for which a thread of GNU OpenMP, which torch ships, spins before it sleeps
 SHORT_SPIN = "5000"  # some tens of microseconds: from one product of a step to the next, mostly
 WAITING = (SPIN, "OMP_WAIT_POLICY")
 SERVING = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
 UNKNOWN = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
 PARENT_GRACE = 3.0  # seconds that a shard outlives its parent
-STOP_GRACE = 1.0  # seconds that calls have to come to their end
-STOP_LIMIT = 10.0  # seconds after which a worker that does not wake up is left behind
+STOP_GRACE = 1.0  # seconds that calls have to finish
+STOP_LIMIT = 10.0  # seconds after which the process ends even if the worker still computes
 
 log = logging.getLogger(__name__)
 
 
 class Presence(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ships no types
-    """The standard health service, by which a router shows that it is there: it watches. `leave` is called when the
-    last one has been gone for `grace` seconds, and never before the first came."""
+    """The standard health service. A router that watches shows that it is alive: `leave` is called when the last
+    watcher has been gone for `grace` seconds, and never before there was one."""
 
     def __init__(self, grace: float, leave: Callable[[], object]) -> None:
         self._grace, self._leave = grace, leave
@@ -77,7 +77,7 @@ class Presence(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ships n
                 self._timer = asyncio.get_running_loop().call_later(self._grace, self._leave)
 
     def close(self) -> None:
-        """Nobody is watched for any more, and who watches is told so by the end of the call."""
+        """End all calls of watchers, and do not wait for routers any more."""
         self._over.set()
         self._stop_waiting()
 
@@ -104,14 +104,14 @@ async def listening(socket: str, service: ShardService, presence: Presence) -> A
 
 
 async def serve(config: ShardConfig) -> int:
-    """The exit code."""
+    """Run the shard and return its exit code."""
     stop, compute = asyncio.Event(), ThreadPoolExecutor(1, "compute")
     watch_parent(config.parent_fd, PARENT_GRACE, stop.set)
     with telling(config.progress) as on_progress:
         on_progress(LOAD, 0, 0)
         try:
             worker = await load(partial(make_worker, config, Lines(config.ready_fd, on_progress)), compute, stop)
-            sender = make_sender(config.traces, f"shard {config.rank}", log.debug)  # the router tells of the same
+            sender = make_sender(config.traces, f"shard {config.rank}", log.debug)  # the router reports it, too
         except (ValueError, OSError) as error:
             fail(config.ready_fd, str(error))
             return exit_code(error)
@@ -139,8 +139,8 @@ async def keep(config: ShardConfig, worker: Worker, compute: ThreadPoolExecutor,
 
 
 async def load(make: Callable[[], Worker], compute: ThreadPoolExecutor, stop: asyncio.Event) -> Worker:
-    """In the thread that will compute, so that all that belongs to a thread is there once. Nothing can interrupt it:
-    a signal ends the process as if it had no handler, and so does the wish to stop."""
+    """Make the worker in the compute thread, so that state per thread exists once. Loading cannot be interrupted: a
+    signal ends the process as without a handler, and so does `stop`."""
     loading = asyncio.get_running_loop().run_in_executor(compute, make)
     stopping = asyncio.create_task(stop.wait())
     either: list[asyncio.Future[Any]] = [loading, stopping]
@@ -172,8 +172,8 @@ def spin_shortly(environment: MutableMapping[str, str]) -> None:
 
 
 def imported(module: str) -> ModuleType:
-    """What a module holds stays for good. To look through it while it comes is a sixth of the time of importing torch.
-    """
+    """Import a module without garbage collection, which would take a sixth of the time of importing torch, and exempt
+    its objects from later collections."""
     gc.disable()
     try:
         return import_module(module)
@@ -183,18 +183,18 @@ def imported(module: str) -> ModuleType:
 
 
 def calm_collector() -> None:
-    """What is there now stays for good and need not be looked through again."""
+    """Exempt all present objects from garbage collection, since they are never freed."""
     gc.collect()
     gc.freeze()
 
 
 def exit_code(error: ValueError | OSError) -> int:
-    """2 where every start would end like this one until a setting, the model or the machine is another, else 1."""
+    """Return 2 if every start will fail like this one until a setting, the model or the machine changes, else 1."""
     return 1 if isinstance(error, OSError | NoRoom) and not isinstance(error, PermissionError) else 2
 
 
 def fail(descriptor: int, why: str) -> None:
-    """Say once why there will be no shard: to the parent, or else to whoever reads stderr."""
+    """Report once why the shard does not start: to the parent, or to stderr if there is none."""
     line = " ".join(why.split())
     if descriptor >= 0:
         tell(descriptor, f"failed {line}")
@@ -203,7 +203,7 @@ def fail(descriptor: int, why: str) -> None:
 
 
 def tell(descriptor: int, line: str) -> None:
-    """The last line that the parent gets."""
+    """Write the last line for the parent, and close the pipe."""
     if descriptor >= 0:
         os.write(descriptor, f"{line}\n".encode())
         os.close(descriptor)
@@ -223,7 +223,7 @@ def _read_parent(loop: asyncio.AbstractEventLoop, descriptor: int, grace: float,
 
 
 def end_within(seconds: float) -> None:
-    """A step that never returns must not keep a process that was told to end."""
+    """End the process after some seconds, even if a step never returns."""
     timer = Timer(seconds, os._exit, (1,))
     timer.daemon = True
     timer.start()
@@ -232,7 +232,7 @@ def end_within(seconds: float) -> None:
 def main() -> None:
     config = ShardConfig.from_json(sys.argv[1])
     start_logging(f"shard {config.rank}", config.logs)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to stop in order
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `keep` installs its handler
     raise SystemExit(asyncio.run(serve(config)))
 
 

@@ -1,7 +1,7 @@
-"""The shard's side of the contract: the calls, and what an error is called on the wire.
+"""The gRPC service of a shard: the calls of the contract, and the status codes of errors.
 
-Messages with an order go through `orders.py`, whether they come as calls of their own or on a line. The one compute
-thread lives as long as the service. Works for any worker and knows nothing of what a message means to it.
+Messages with an order pass through `orders.py`, whether they arrive as separate calls or on a `Steps` stream. The one
+compute thread lives as long as the service.
 """
 # ruff: noqa: N802 - gRPC names a method as the contract does
 
@@ -29,10 +29,10 @@ class Context(Protocol):
 
 
 class Worker(Protocol):
-    """What runs the steps. It raises Malformed or Refused before anything changed, anything else when a step failed. A
-    decode that is under way may be answered later.
+    """Interface of workers, which run the steps. A worker raises Malformed or Refused before anything has changed, and
+    anything else if a step failed. A decode may return a `Later`.
 
-    `info` is called at any time, `load` and `unload` beside the steps, `close` once, to wake up whatever waits.
+    `info` is called at any time, `load` and `unload` while steps run, `close` once, to wake up a call that waits.
     """
 
     def info(self) -> pb.InfoAnswer: ...
@@ -50,10 +50,10 @@ class Worker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A message that came on a line."""
+    """Message received on a `Steps` stream."""
 
     arrival: Arrival[Any]
-    step: pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest | None  # None: it takes no step
+    step: pb.PrefillRequest | pb.DecodeRequest | pb.EmbedRequest | None  # None: the message runs no step
 
 
 def on_time(_epoch: int, _order: int) -> float:
@@ -61,12 +61,15 @@ def on_time(_epoch: int, _order: int) -> float:
 
 
 class ShardService(shard_pb2_grpc.ShardServicer):
+    """The contract's calls on one worker."""
+
     def __init__(self, worker: Worker, gap_timeout: float, lateness: Callable[[int, int], float] = on_time,
                  run_step: RunStep = untimed, compute: ThreadPoolExecutor | None = None, *,
                  on_progress: OnProgress = untold) -> None:
-        """`lateness` says by how many seconds the answer to a step, given by epoch and order, is kept back. `run_step`
-        calls the verb with the request, in the compute thread: that of `compute`, where the worker was made if it needs
-        to be where it computes. It is the service's from now on. `on_progress` hears when the shard is warm."""
+        """Create the service. `lateness` returns by how many seconds the answer to a step, given by epoch and order, is
+        delayed. `run_step` calls the verb with the request, in the compute thread: that of `compute`, in which the
+        worker was made if it must be made where it computes. The service owns `compute` from now on. `on_progress` is
+        called when the shard is warm."""
         self.worker = worker
         self.calls: Counter[str] = Counter()
         self._lateness = lateness
@@ -80,20 +83,20 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._lines: set[Line[Taken]] = set()
 
     def stop(self) -> None:
-        """Let what is under way come to its end soon, and nothing new begin."""
+        """Begin no new work, and let the calls under way end soon."""
         self._orders.end("the shard stops")
         self.worker.close()
         for line in self._lines:
             line.end()
 
     def close(self) -> None:
-        """Give up what is queued and wait for the threads."""
+        """Cancel queued messages and wait for the threads."""
         for executor in (self._compute, self._loading):
             executor.shutdown(cancel_futures=True)
-        self._waiting.shutdown()  # each finds that nobody computes any more
+        self._waiting.shutdown()  # each of its jobs finds that the compute thread has been shut down
 
     async def silence(self) -> None:
-        """Every call has its end."""
+        """Wait until every call has ended."""
         if self._calling:
             await asyncio.wait(self._calling)
 
@@ -102,7 +105,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     async def Info(self, request: pb.InfoRequest, context: Context) -> pb.InfoAnswer:  # noqa: ARG002
         self.calls["Info"] += 1
         answer = self.worker.info()
-        answer.epoch = self._orders.epoch.number  # begun, though its Reset may still wait for its turn
+        answer.epoch = self._orders.epoch.number  # current, though its Reset may still be queued
         return answer
 
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupAnswer:
@@ -213,7 +216,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             return pb.StepOutcome(embed=outcome)
         return pb.StepOutcome(step=outcome)
 
-    # -- messages without
+    # -- messages without an order
 
     async def _beside(self, executor: ThreadPoolExecutor, call: Callable[[], Answer], context: Context) -> Answer:
         arrival = arrive(call)

@@ -1,8 +1,8 @@
-"""A worker without a model: it keeps the ledger, answers by a fixed rule, and takes the time that a cost model says.
+"""Worker without a model: it keeps the ledger, answers by a fixed rule, and takes the time that a cost model gives.
 
-It is loud where a real worker would be quietly wrong: when a sequence reads cache places that hold another's tokens or
-nothing, or comes back with tokens that it never said, the step fails. Scripted faults make it die, hang or lie. Knows
-nothing of the wire: it takes messages and returns answers, and sleeps only through the function it is given.
+It fails where a real worker would be wrong without notice: if a sequence reads cache slots that hold another's tokens
+or nothing, or re-enters with tokens that it never generated, the step fails. Scripted faults make it exit, block or
+send invalid answers. It sleeps only through the function it is given.
 """
 
 import os
@@ -28,12 +28,12 @@ FOREVER = TIMEOUT_MAX
 
 
 class StepError(Exception):
-    """A step that was told to fail."""
+    """Scripted failure of a step."""
 
 
 @dataclass(slots=True)
 class Memory:
-    """What the worker keeps with a sequence."""
+    """State that the worker keeps with a sequence."""
 
     tale: Tale
     trace: Trace
@@ -46,9 +46,11 @@ def leave() -> None:
 
 
 class SimulatedWorker:
+    """Worker of a simulated model."""
+
     def __init__(self, config: ShardConfig, sleep: Callable[[float], object] | None = None,
                  exit: Callable[[], object] = leave) -> None:  # noqa: A002 - what it does
-        """`sleep` is called with the seconds of every step, and with FOREVER by a worker that hangs."""
+        """Create the worker. `sleep` is called with the seconds of every step, and with FOREVER by the fault `hang`."""
         self._rank, self._world_size = config.rank, config.world_size
         self._model = config.simulated
         self._closed = Event()
@@ -63,7 +65,7 @@ class SimulatedWorker:
         self.ledger = Ledger(limits_of(self._model))
 
     def close(self) -> None:
-        """Wake up whatever hangs or sleeps, for good."""
+        """Wake up a call that sleeps, for good: later calls do not sleep."""
         self._closed.set()
 
     def info(self) -> pb.InfoAnswer:
@@ -137,7 +139,7 @@ class SimulatedWorker:
                 raise StepError("a text is poisonous")
 
     def _tell(self, texts: list[Text | None], asked: int, answer: pb.EmbedAnswer) -> None:
-        """Nothing of a text that failed."""
+        """Write the results of all texts; None is a text that failed."""
         model = self._model
         if asked == pb.VECTORS:
             write_vectors(answer, [vector_of(text, model.embedding_width, model.seed) if text else None
@@ -161,11 +163,11 @@ class SimulatedWorker:
         return pb.UnloadAnswer()
 
     def lateness(self, epoch: int, order: int) -> float:
-        """Seconds by which the answer to this message is to be kept back, once."""
+        """Return, once, by how many seconds the answer to this message is to be delayed."""
         return self._late.pop((epoch, order), 0.0)
 
     def _strike(self, verb: str) -> dict[str, str]:
-        """Suffer what befalls a call before it does anything; returns what is left, kind to argument."""
+        """Apply the faults that strike a call before it does anything; return all its faults, kind to argument."""
         faults = {fault.kind: fault.argument for fault in self.faults.strike(verb)}
         if "die" in faults:
             self._exit()
@@ -204,11 +206,11 @@ class SimulatedWorker:
             self._sleep(seconds)
 
     def _doze(self, seconds: float) -> None:
-        """Let a step take its time, what was worked on it included, unless the worker is closed."""
+        """Sleep until the step has taken its time, that of computing included, unless the worker is closed."""
         self._closed.wait(max(0.0, min(seconds - (monotonic() - self._began), FOREVER)))
 
     def _meet(self, sequence: Sequence) -> None:
-        """Make sure that it is known, that it is who it says, and that it does no harm."""
+        """Give a new sequence its state once its generated tokens are checked; raise StepError if it is poisonous."""
         if sequence.memory is None:
             tale = Tale(sequence, self._model.seed, self._model.mean_output_length)
             said = sequence.tokens[sequence.num_prompt_tokens:]
@@ -235,19 +237,19 @@ class SimulatedWorker:
         return {sequences[int(faults["fail_sequence"]) % len(sequences)].id: pb.NON_FINITE}
 
     def _prompt_logprobs(self, chunks: list[Chunk]) -> dict[int, PromptPart]:
-        """For the sequences that asked."""
+        """Return prompt logprobs of the sequences that request them."""
         return {chunk.sequence.id: PromptPart(chunk.start + 1, chunk.sequence.memory.trace.prompt_logprobs(
             chunk.sequence, chunk.end)) for chunk in chunks if chunk.sequence.prompt_logprobs}
 
     def _use_cache(self, sequences: list[Sequence]) -> None:
-        """As in a forward pass: everything of the step is written before anything is read."""
+        """Write and read the cache. As in a forward pass, all writes of the step precede its reads."""
         for sequence in sequences:
             sequence.memory.trace.write(sequence, self._cache)
         for sequence in sequences:
             sequence.memory.trace.read(sequence, self._cache)
 
     def _seconds_of(self, step: Step) -> float:
-        """A row for everybody who takes part; who decodes reads a place for every token."""
+        """Return the seconds of a step: each sequence is a row; a decode reads one slot for each of its tokens."""
         context = sum(len(s.tokens) for s in step.decodes) + sum(chunk.end for chunk in step.chunks)
         rows = len(step.decodes) + len(step.chunks)
         return self._seconds(rows, sum(chunk.length for chunk in step.chunks), context)
@@ -259,7 +261,7 @@ class SimulatedWorker:
 
 
 def with_neighbours(tokens: list[int], logprobs: list[float], count: int) -> Said:
-    """The chosen token is always the best, its neighbours follow, each a little less likely."""
+    """Return the tokens with top candidates: the chosen one is the best, its neighbours follow, each less likely."""
     if not count:
         return Said(tokens, logprobs)
     return Said(tokens, logprobs, [[(token + i) % NUM_TOKENS for i in range(count)] for token in tokens],

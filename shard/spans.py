@@ -1,7 +1,4 @@
-"""A span for every chunk that a step runs, beneath the span of its request in the router.
-
-Knows nothing of how spans are sent, nor what a step does.
-"""
+"""Trace spans of the chunks that a step runs, as children of their request's span in the router."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,12 +11,13 @@ from shard.traces import Sender
 
 
 def tracing(sender: Sender | None, rank: int, run_step: RunStep) -> RunStep:
-    """How steps are to be run so that they are told of; without a sender as before."""
+    """Return a `RunStep` that sends spans; without a sender `run_step` itself."""
     return run_step if sender is None else partial(traced, sender, rank, run_step)
 
 
 def traced(sender: Sender, rank: int, run_step: RunStep, verb: Callable[[Any], Any], request: Any) -> Any:
-    """In the compute thread. The router names spans for chunks only, so a step that decodes costs a look."""
+    """Run a step in the compute thread and send its spans. Only chunks have a traceparent, so a decode costs one check.
+    """
     if not isinstance(request, pb.PrefillRequest) or not request.chunks.traceparents:
         return run_step(verb, request)
     began, failed = time_ns(), True
@@ -32,7 +30,7 @@ def traced(sender: Sender, rank: int, run_step: RunStep, verb: Callable[[Any], A
 
 
 def tell(sender: Sender, rank: int, request: pb.PrefillRequest, began: int, *, failed: bool) -> None:
-    """A message that was refused may have columns of different lengths."""
+    """Send the spans of a step. The columns of a message that was rejected may have different lengths."""
     ended, chunks = time_ns(), request.chunks
     step: dict[str, int] = {"weft.rank": rank, "weft.epoch": request.epoch, "weft.step": request.order,
                             "weft.step.chunks": len(chunks.sequences)}

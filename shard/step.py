@@ -1,7 +1,6 @@
-"""The inputs of one forward pass: built from what a step consists of, used once.
+"""Inputs of one forward pass, built from a step and used once.
 
-On the token axis come the decodes, then the chunks, in the order of the step. Knows nothing of the model, and of
-attention only that it makes a plan of its own.
+The token axis has the decodes first, then the chunks, in the order of the step.
 """
 
 from collections.abc import Iterator
@@ -24,8 +23,8 @@ class Inputs:
     tokens: Tensor  # [tokens]
     positions: Tensor  # [tokens]
     slots: Tensor  # [tokens], where each token's key and value go
-    sampled: Tensor  # [rows], the tokens whose logits are wanted, in the order of `Step.yielding`
-    plan: Any  # what attention made of the step, the same for every layer
+    sampled: Tensor  # [rows], indices of the tokens whose logits are needed, in the order of `Step.yielding`
+    plan: Any  # of the attention backend, the same for every layer
 
 
 def build(step: Step, cache: Cache, attention: Attention, device: torch.device) -> Inputs:
@@ -37,7 +36,7 @@ def build(step: Step, cache: Cache, attention: Attention, device: torch.device) 
         tokens += sequence.tokens[span.start:span.end]
         positions += range(span.start, span.end)
         slots += cache.slots(span.blocks, span.start, span.end)
-    if len(tokens) == 1:  # a product may give a row other bits when it is the only one
+    if len(tokens) == 1:  # a product may give a single row other bits, so it gets a dummy beside it
         tokens, positions, slots = [*tokens, DUMMY_TOKEN], [*positions, 0], [*slots, cache.scratch_slot]
     columns = integers(tokens + positions + slots).view(3, -1).to(device)  # [3, tokens]
     num_decodes = len(step.decodes)
@@ -46,7 +45,7 @@ def build(step: Step, cache: Cache, attention: Attention, device: torch.device) 
 
 
 def place(step: Step) -> Iterator[Span]:
-    """Where those who take part stand on the token axis."""
+    """Yield the span of each of the step's sequences on the token axis."""
     row = len(step.decodes)
     for i, sequence in enumerate(step.decodes):
         yield Span(i, len(sequence.tokens) - 1, 1, sequence.blocks)
@@ -56,7 +55,7 @@ def place(step: Step) -> Iterator[Span]:
 
 
 def sampled(step: Step, spans: list[Span]) -> list[int]:
-    """The last rows of those who yield."""
+    """Return the last row of each sequence in `Step.yielding`."""
     num_decodes = len(step.decodes)
     chunks = zip(step.chunks, spans[num_decodes:], strict=True)
     return [*range(num_decodes), *(span.row + span.length - 1 for chunk, span in chunks if chunk.completes)]

@@ -1,4 +1,4 @@
-"""When each step began and ended, for whoever measures how busy a shard is. Knows nothing of what a step does."""
+"""Log of when each step began and ended, to measure how busy a shard is."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ def untimed(verb: Callable[[Any], Answer], request: Any) -> Answer:
 
 
 def timed(file: BinaryIO, verb: Callable[[Any], Answer], request: Any) -> Answer:
-    """Adds begin and end to the file: two doubles, seconds of the system's monotonic clock."""
+    """Run a step and add its begin and end to the file: two doubles, seconds of the system's monotonic clock."""
     begin, answer = monotonic(), None
 
     def ended(_: object = None) -> None:
@@ -36,7 +36,7 @@ def timed(file: BinaryIO, verb: Callable[[Any], Answer], request: Any) -> Answer
 
 @contextmanager
 def timing(path: str) -> Iterator[RunStep]:
-    """How steps are to be run so that their times are found in the file; without a path nothing is timed."""
+    """Yield a `RunStep` that writes the steps' times to the file; without a path nothing is timed."""
     if not path:
         yield untimed
         return

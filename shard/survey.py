@@ -1,6 +1,6 @@
-"""What this machine has and what a model would take, for `weft doctor`: `python -P -m shard.survey JSON`.
+"""Survey of this machine and of a model's needs, for `weft doctor`: `python -P -m shard.survey JSON`.
 
-Answers with JSON on stdout. Looks and estimates, loads no weights, and judges nothing.
+Writes JSON to stdout. It reads and estimates, and leaves the diagnosis to `weft doctor`; it loads no weights.
 """
 
 import json
@@ -21,7 +21,7 @@ from shard.system import count_cores
 from shard.weights import Weights, weight_bytes
 
 CPUINFO = Path("/proc/cpuinfo")
-INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # that products use if they are there
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # used by products if available
 
 
 def machine() -> dict[str, Any]:
@@ -45,7 +45,7 @@ def gpu(number: int) -> dict[str, Any]:
 
 
 def model(folder: Path, asked_dtype: str, device: str, num_shards: int, block_size: int) -> dict[str, Any]:
-    """Raises ValueError or OSError when it cannot be served."""
+    """Return a model's needs; raises ValueError or OSError if it cannot be served."""
     described = read_config(folder)
     dtype = choose_dtype(asked_dtype, described.dtype, device, quickest).dtype
     with Weights(folder, dtype, torch.device("cpu")):
@@ -59,17 +59,17 @@ def model(folder: Path, asked_dtype: str, device: str, num_shards: int, block_si
 
 
 def quickest() -> torch.dtype:
-    """By what this processor can do; a shard measures it."""
+    """Guess the faster number type by the processor's features; a shard measures it."""
     return torch.bfloat16 if can_pack(torch.bfloat16) else torch.float32
 
 
 def bytes_per_block(described: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Of all shards together."""
+    """Return the bytes of a cache block of all shards together."""
     return Cache.bytes_per_block(described.num_layers, described.num_kv_heads, described.head_dim, block_size, dtype)
 
 
 def memory_of(device: str, num_shards: int) -> tuple[int, int]:
-    """Free and total bytes where so many shards compute."""
+    """Return free and total bytes of the devices that `num_shards` shards use."""
     if device == "cpu":
         return (read_host().bytes,) * 2
     figures = [read_gpu(number) for number in range(min(num_shards, torch.cuda.device_count()))]
@@ -78,7 +78,7 @@ def memory_of(device: str, num_shards: int) -> tuple[int, int]:
 
 
 def room_beside(needed: int, free: int, total: int, device: str) -> Room:
-    """For the cache of all shards, beside weights of so many bytes."""
+    """Return the room for the cache of all shards, beside weights of `needed` bytes."""
     left = max(0, free - needed)
     return host_room(Available(left, ""), None, 1) if device == "cpu" else gpu_room(left, total, None, 1)
 

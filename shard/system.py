@@ -1,6 +1,6 @@
-"""What the system grants this process: control groups with their limits, and cores.
+"""Resources that the system grants this process: control groups with their limits, and cores.
 
-Read from files below a root folder, which a test may choose. Knows nothing of what the grants are used for.
+They are read from files below a root folder, which a test may choose.
 """
 
 import os
@@ -12,9 +12,9 @@ GROUPS = Path("sys/fs/cgroup")
 
 
 def group_folders(controller: str, root: Path = ROOT) -> Iterator[Path]:
-    """Of the control group of this process, for version 2 and for this controller of version 1, and of each group
-    around it. A container may see itself at the top while its group's name says otherwise: what is not there is passed
-    over."""
+    """Yield the folders of this process's control group and of each of its parents, for version 2 and for this
+    controller of version 1. A container may see its own group as the root although the group's name has a longer path:
+    folders that do not exist are skipped."""
     table = root / "proc/self/cgroup"
     tops = {"": root / GROUPS, controller: root / GROUPS / controller}
     for line in table.read_text().splitlines() if table.exists() else ():
@@ -25,27 +25,27 @@ def group_folders(controller: str, root: Path = ROOT) -> Iterator[Path]:
 
 
 def read_figures(path: Path) -> dict[str, int]:
-    """Lines such as `VmRSS:  1234 kB` or `active_file 1234`."""
+    """Read lines such as `VmRSS:  1234 kB` or `active_file 1234`."""
     words = [line.replace(":", " ").split() for line in path.read_text().splitlines()]
     return {name: int(value) for name, value, *_ in (line for line in words if len(line) > 1) if value.isdecimal()}
 
 
 def count_cores(root: Path = ROOT, allowed: Collection[int] | None = None) -> int:
-    """Cores that this process may keep busy: those it may run on, each counted once though it be several to the system,
-    and no more than the processor time of its control groups allows."""
+    """Return how many cores this process may keep busy: physical cores that it may run on, whatever their number of
+    hardware threads, but no more than the CPU quotas of its control groups allow."""
     numbers = os.sched_getaffinity(0) if allowed is None else allowed
     cores = {siblings(root / f"sys/devices/system/cpu/cpu{number}/topology", number) for number in numbers}
     return max(1, min([len(cores), *(int(quota) for quota in read_quotas(root))]))
 
 
 def siblings(topology: Path, number: int) -> str:
-    """What the threads of one core have in common."""
+    """Return a key that all hardware threads of one core have in common."""
     path = topology / "thread_siblings_list"
     return path.read_text().strip() if path.exists() else str(number)
 
 
 def read_quotas(root: Path) -> Iterator[float]:
-    """How many cores' time the control groups allow, where they limit it."""
+    """Yield the CPU quotas of the control groups that have one, in cores."""
     for folder in group_folders("cpu", root):
         if (new := folder / "cpu.max").exists():
             quota, period = new.read_text().split()

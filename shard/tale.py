@@ -1,9 +1,9 @@
-"""What the simulated model says, what it must find in the cache to say it, and what it makes of a text.
+"""Output of the simulated model: generated text, cache contents that it checks, embeddings and labels.
 
-A tale is words of five letters and a blank, one byte a token, each word chosen by a hash of who asks and of the word's
-index: the same in any company, after any loss and on any machine, and different for different askers, so that a mix-up
-shows; so it is with embeddings and labels. A trace is what a sequence leaves in the cache; reading the cache compares
-the two. Knows nothing of steps.
+A `Tale` is words of five letters and a blank, one byte a token. Each word is chosen by a hash of the sequence (seed,
+key, adapter, grammar, prompt) and of the word's index: the same in any batch, after any loss and on any machine, and
+different for different sequences, so that a mix-up shows. Embeddings and labels are made in the same way. A `Trace`
+holds the tags that a sequence writes to the cache; reading the cache compares the two.
 """
 
 from array import array
@@ -21,11 +21,11 @@ WORD_LENGTH = 6  # five letters, and then a blank or the end
 BLANK, END = 32, 256
 NUM_TOKENS = 257  # the bytes and the end
 
-Cache = list[int | None]  # per block the tag of whoever wrote it last
+Cache = list[int | None]  # per block the tag of its last writer
 
 
 class MixUp(Exception):
-    """A sequence met tokens that it never said, or a cache block that holds something else than it needs."""
+    """Sequence with tokens that it never generated, or with a cache block that holds something else than it needs."""
 
 
 class Tale:
@@ -40,11 +40,11 @@ class Tale:
         self._bursts = b""
 
     def token(self, index: int) -> int:
-        """The token at this index of what is generated."""
+        """Return the generated token at this index."""
         return self.say(index, 1)[0][0]
 
     def say(self, index: int, room: int) -> tuple[list[int], list[float]]:
-        """What one decode yields from this index on, with logprobs: one to `room` tokens, none after an end."""
+        """Return what one decode yields from this index on, with logprobs: one to `room` tokens, none after an end."""
         word, letter = divmod(index, WORD_LENGTH)
         if word != self._word:
             self._recall(word)
@@ -66,12 +66,12 @@ class Tale:
 
 
 def as_logprob(number: int) -> float:
-    """Between -2 and 0, and the same number as a float of 32 bits."""
+    """Return a logprob between -2 and 0 that is exact in float32."""
     return -(1 + number % 255) / 128
 
 
 class Trace:
-    """For every block that a sequence filled or began a tag: a hash of all its tokens so far, and of its adapter."""
+    """Tags of the blocks that a sequence filled or began: hashes of all its tokens so far, and of its adapter."""
 
     def __init__(self, sequence: Sequence, block_size: int) -> None:
         self._block_size = block_size
@@ -82,7 +82,7 @@ class Trace:
             self._tags.append(self._grow(sequence, end))
 
     def write(self, sequence: Sequence, cache: Cache) -> None:
-        """Put into the cache what the sequence computed since it last did."""
+        """Write the tags of the tokens that the sequence computed since the last call to the cache."""
         size, tags = self._block_size, self._tags
         while self._length < sequence.computed:
             index, offset = divmod(self._length, size)
@@ -97,7 +97,7 @@ class Trace:
             raise MixUp(f"the cache of sequence {sequence.id} holds something else than its tokens")
 
     def prompt_logprobs(self, sequence: Sequence, end: int) -> list[float]:
-        """Of the tokens after the one that stands next in the cache, up to `end` and as far as they are prompt."""
+        """Return logprobs of the tokens after the next one to write, up to `end` and as far as they are prompt."""
         tokens = sequence.tokens[self._length:min(end + 1, sequence.num_prompt_tokens)]
         chain, values = self._chain, []
         for token in tokens:
@@ -113,12 +113,12 @@ class Trace:
 
 
 def vector_of(text: Text, width: int, seed: int) -> list[float]:
-    """Numbers between -1 and 1 that tell tokens and adapter; they are the same as floats of 32 bits."""
+    """Return numbers between -1 and 1 that identify tokens and adapter; they are exact in float32."""
     who = pack("<QQ", seed, text.adapter) + array("I", text.tokens).tobytes()
     return [(byte - 128) / 128 for byte in shake_128(who).digest(width)]
 
 
 def labels_of(text: Text, num_labels: int, seed: int) -> tuple[list[int], list[float]]:
-    """By token a label that follows from it and the adapter, and a score that follows from its place."""
+    """Return for each token a label that depends on token and adapter, and a score that depends on its index."""
     labels = [(token + text.adapter + seed) % num_labels for token in text.tokens]
     return labels, [1 - place % 64 / 128 for place in range(len(labels))]

@@ -1,7 +1,7 @@
-"""One opened safetensors file: its tensors, and their numbers read into memory that somebody else has.
+"""One opened safetensors file: its tensors, whose data is read into memory of the caller.
 
-It is read and never mapped: who touches a mapped page of a file that has shrunk is killed. Whether the file is still
-the one that was opened is looked at after every read. Knows nothing of torch, nor of what the tensors are for.
+The file is read and never mapped: a process that touches a mapped page of a file that has shrunk is killed. After every
+read the file is checked for changes since it was opened.
 """
 
 import os
@@ -14,7 +14,7 @@ from shard.header import LENGTH, Entry, read_entries, read_length
 
 
 class State(NamedTuple):
-    """What changes when somebody writes to a file."""
+    """Attributes of a file that change when it is written."""
 
     size: int
     changed: int  # when, in nanoseconds
@@ -28,7 +28,7 @@ class TensorFile:
         self.entries: dict[str, Entry] = self._read_header()
 
     def read(self, what: str, place: int, memory: memoryview) -> None:
-        """As many bytes as `memory` has, from this place of the file on. `what` they are is for complaints."""
+        """Fill `memory` with the bytes of the file from the offset `place` on. `what` names them in errors."""
         while memory:
             count = self._read_some(what, place, memory)
             if not count:

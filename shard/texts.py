@@ -1,7 +1,6 @@
-"""Texts that a model shall tell something of, each as a whole, read from the columns of a message.
+"""Texts to embed or to label, each run as a whole, read from the columns of a message.
 
-Everything that can be said of them without looking at what the shard holds is checked here. Knows nothing of steps, nor
-of what is made of a text.
+Texts are checked here as far as that is possible without the shard's state.
 """
 
 from dataclasses import dataclass

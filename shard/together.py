@@ -1,4 +1,4 @@
-"""What ranks do together: they all come to its end, or the group is replaced. Knows nothing of what it is."""
+"""Collective calls: all ranks complete them, or the group of shards is replaced."""
 
 import logging
 import os
@@ -19,13 +19,13 @@ def leave() -> None:
 
 
 def together(group: Group, exit: Callable[[], object], call: Callable[[], Result]) -> Result:  # noqa: A002 - what it does
-    """Ranks that did not all come to the end of what they do together are not in step any more, and some may wait
-    for the others for ever: one that fails ends, and the group is replaced."""
+    """Run a collective call. If it fails on one rank, the ranks are out of step, and some may wait for the others
+    forever: so that rank ends its process, and the group is replaced."""
     try:
         return call()
     except Exception as error:
         if group.size > 1:
-            # Where another rank is to blame, its own end tells more than our traceback.
+            # If another rank is the cause, its own log is more useful than a traceback here.
             log.error("this shard ends with its group: %s", error, exc_info=not isinstance(error, PeerLost))
             exit()
         raise

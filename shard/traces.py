@@ -1,6 +1,6 @@
-"""Where spans of traces are sent, what sends them, and whether this installation can.
+"""Settings and interfaces of the export of trace spans, and a check of whether it is installed.
 
-Router and launcher use this too. What sends them is loaded only by those who send; knows nothing of what spans tell.
+Router and launcher use this module, too. The exporter is imported only if an endpoint is set.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ SENDER = "shard.otlp"  # loads opentelemetry
 NEEDED = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
 
 Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
-OnTrouble = Callable[[str], None]  # hears why spans are lost, from another thread
+OnTrouble = Callable[[str], None]  # called with the reason why spans are lost, from another thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class Traces:
 
 
 class Span(Protocol):
-    """One that has begun. Moments are nanoseconds of the epoch."""
+    """Span that has begun. Times are nanoseconds since the Unix epoch."""
 
     @property
     def traceparent(self) -> str:
-        """By which others name it as their parent; empty if nobody wants to hear of this trace."""
+        """The W3C traceparent by which children name this span; empty if the trace is not sampled."""
 
     def child(self, name: str, began: int, ended: int, attributes: Attributes) -> None: ...
 
@@ -41,21 +41,21 @@ class Span(Protocol):
 
 
 class Sender(Protocol):
-    """Takes spans at once and sends them later, in a thread of its own."""
+    """Exporter that takes spans at once and sends them later, in a separate thread."""
 
     def serve(self, name: str, headers: Mapping[str, str], began: int) -> Span:
-        """Begins the span of a request, beneath the one that its headers name, if they do."""
+        """Begin the span of a request, as a child of the span that its headers name, if any."""
 
     def beneath(self, traceparent: str, name: str, began: int, ended: int, attributes: Attributes, *,
                 failed: bool) -> None:
-        """A span whose parent is in another process."""
+        """Add a span that has ended and whose parent is in another process."""
 
     def close(self) -> None:
-        """Sends what is left; waits for that, but not for long."""
+        """Send the remaining spans; wait for that, but not for long."""
 
 
 def make_sender(traces: Traces, process: str, on_trouble: OnTrouble) -> Sender | None:
-    """None if nothing is to be sent. `process` is who sends, as `shard 0`."""
+    """Make the exporter; None if no endpoint is set. `process` names the process that sends, such as `shard 0`."""
     if not traces.endpoint:
         return None
     check_installed(traces)
@@ -71,15 +71,15 @@ def check_installed(traces: Traces) -> None:
 def is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # nor is the package that it would be in
+    except ModuleNotFoundError:  # its package is missing, too
         return False
 
 
 def is_address(text: str) -> bool:
-    """`http://host:4317`, `https://host`, or `host:4317`."""
+    """Whether the text has the form `http://host:4317`, `https://host`, or `host:4317`."""
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
-        named = bool(parts.hostname) and parts.port != 0  # a port that is none raises
+        named = bool(parts.hostname) and parts.port != 0  # an invalid port raises
     except ValueError:
         return False
     return named and parts.scheme in {"http", "https"} and text.isprintable() and " " not in text and not (

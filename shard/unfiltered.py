@@ -1,8 +1,7 @@
-"""The draw of rows that no filter narrows: among few candidates, best first, and behind those among all others, by
-their ids. So no row has to be sorted, however flat its chances are.
+"""Draws of rows that no filter narrows: among few candidates, best first, and behind those among all other tokens, by
+id. So no row has to be sorted, however flat its distribution is.
 
-Nothing waits for the device that the candidates are on. Every sum adds up in an order that does not depend on the
-number of rows. Knows nothing of sequences, or of filters.
+Nothing waits for the device of the candidates. Every sum adds in an order that does not depend on the number of rows.
 """
 
 import torch
@@ -14,16 +13,16 @@ from shard.filters import running
 
 
 def open_draw(few: Candidates, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens [rows], and for which rows `behind` has to say another."""
+    """Return the tokens [rows], and the rows [rows] whose token `behind` must draw instead."""
     reached = running(sure_chances(few))
     ranks = (reached <= uniforms[:, None]).sum(-1)
     is_behind = ranks == reached.shape[-1]
-    places = ranks.masked_fill(is_behind, 0)  # what a whole vocabulary lacks to 1, by rounding, goes to the best
+    places = ranks.masked_fill(is_behind, 0)  # rounding may leave a whole vocabulary below 1: the best gets the rest
     return few.ids.gather(-1, places[:, None])[:, 0], torch.zeros_like(is_behind) if few.whole else is_behind
 
 
 def behind(few: Candidates, uniforms: Tensor) -> Tensor:  # [rows] tokens
-    """Among those who are no sure candidates, for rows whose uniform number is beyond these."""
+    """Draw among all tokens but the sure candidates, for rows whose uniform number is beyond the sum of these."""
     sure = sure_chances(few)
     chances = few.everybody.exp()
     chances.scatter_(-1, few.ids, chances.gather(-1, few.ids).masked_fill(sure > 0, 0.0))
@@ -35,7 +34,7 @@ def behind(few: Candidates, uniforms: Tensor) -> Tensor:  # [rows] tokens
     block, before, is_short = place_of(sums, share)
     inside = blocks.gather(1, block[:, None, None].expand(-1, 1, BLOCK))[:, 0].double()
     place, _, _ = place_of(inside, share - before)
-    # What all lack to 1, by rounding, goes to the best, and not to whoever is most likely behind.
+    # If rounding leaves all chances below 1, the best token gets the rest, not the likeliest one behind it.
     is_nobodys = (few.sure[:, 0] & is_short) | (inside.gather(-1, place[:, None])[:, 0] == 0)
     return torch.where(is_nobodys, few.ids[:, 0], block * BLOCK + place)
 
@@ -45,15 +44,15 @@ def sure_chances(few: Candidates) -> Tensor:  # [rows, width]
 
 
 def added_up(values: Tensor) -> Tensor:
-    """Over the last axis, whose length is a power of two: halves, and halves of halves."""
+    """Sum over the last axis, whose length is a power of two, by adding halves, then halves of halves."""
     while (half := values.shape[-1] // 2) > 0:
         values = values[..., :half] + values[..., half:]
     return values[..., 0]
 
 
 def place_of(chances: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The first place [rows] with which more than the share is reached, what is reached before it, and where the sum
-    is too short for any: there it is the place of the largest."""
+    """Return the first index [rows] at which the running sum exceeds the share, the sum before it, and whether the
+    whole sum is too small: then the index is that of the largest chance."""
     reached = running(chances)
     place = (reached <= share[:, None]).sum(-1)
     is_short = place == chances.shape[-1]

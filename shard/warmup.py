@@ -1,8 +1,8 @@
-"""Steps that are run before anything is served: they warm up, and tell how long steps take.
+"""Warm-up: steps that are run and timed before anything is served.
 
 Sizes grow, kind by kind, up to the largest that the limits allow; on a CPU, where a large step takes many seconds and
-memory need not be found out, only until one takes long enough to tell what larger ones will take. Nothing is served
-meanwhile, so all rehearsed sequences share the cache's first blocks.
+its memory need not be measured, only until a step takes long enough to predict larger ones. Nothing is served
+meanwhile, so all sequences of the warm-up share the cache's first blocks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,9 +18,9 @@ from shard.runner import Runner
 from shard.sequence import Sampling, Sequence
 
 PATIENCE = {"cpu": 0.1, "cuda": inf}  # seconds of a step, by device, after which no larger one of its kind is tried
-BRIEF = 0.05  # seconds of a step up to which it is run once more, as what it had to set up counts
+BRIEF = 0.05  # seconds; a step up to this is run once more, since its first run may include much setup
 GROWTH = 4
-SHORT = 32  # places that a rehearsed decode reads unless the context is what grows
+SHORT = 32  # context of a decode, unless the context is what grows
 SAMPLING = Sampling(temperature=1.0, top_p=0.9)
 
 
@@ -34,7 +34,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The largest step that the limits allow."""
+    """Sizes of the largest step that the limits allow."""
 
     rows: int
     chunk_tokens: int
@@ -42,7 +42,7 @@ class Sizes:
 
     @classmethod
     def of(cls, request: pb.WarmupRequest, num_places: int) -> "Sizes":
-        """In a cache of so many places."""
+        """Return the sizes for a cache of `num_places` slots."""
         length = min(request.max_total_tokens or num_places, num_places)
         return cls(request.max_batch_size, min(request.max_prefill_tokens, length), length)
 
@@ -56,6 +56,8 @@ def note(measured: Iterable[Measured], answer: pb.WarmupAnswer) -> None:
 
 
 class Rehearsal:
+    """Warm-up of a model that generates."""
+
     def __init__(self, runner: Runner, cache: Cache, sizes: Sizes, group: Group, patience: float) -> None:
         self._runner = runner
         self._cache = cache
@@ -70,7 +72,7 @@ class Rehearsal:
         self._runner.run(self._last_chunk(self._sizes.chunk_tokens, self._sizes.rows), self._cache)
 
     def _kinds(self) -> list[Iterator[Step]]:
-        """More and more decodes, longer and longer ones, longer and longer chunks."""
+        """Return the steps of each kind: a growing number of decodes, one decode that grows, one chunk that grows."""
         sizes = self._sizes
         return [
             (self._decodes(count, SHORT) for count in growing(1, sizes.rows)),
@@ -86,11 +88,11 @@ class Rehearsal:
             rows = len(step.decodes) + len(step.chunks)
             context = sum(len(sequence.tokens) for sequence in step.sequences)
             yield Measured(rows, sum(chunk.length for chunk in step.chunks), context, seconds)
-            if seconds > self._patience and number:  # one size alone tells nothing of a slope
+            if seconds > self._patience and number:  # one size alone gives no slope
                 return
 
     def _time(self, step: Step) -> float:
-        """Of the slowest rank, so that all go on or stop alike."""
+        """Return the time of the slowest rank, so that all ranks continue or stop alike."""
         began = perf_counter()
         self._runner.run(step, self._cache)
         return -self._group.minimum(-round(1e9 * (perf_counter() - began))) / 1e9
@@ -104,7 +106,7 @@ class Rehearsal:
         return step
 
     def _last_chunk(self, tokens: int, rows: int) -> Step:
-        """The end of the longest prompt, which looks at all that is before it."""
+        """Return a step with the end of the longest prompt, which attends to everything before it, beside decodes."""
         step, length = self._decodes(rows, SHORT), self._sizes.length
         step.chunks.append(Chunk(self._sequence(rows, length), length - tokens, tokens))
         return step

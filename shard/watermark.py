@@ -1,6 +1,6 @@
 """The watermark: half of the vocabulary, chosen by the token before, is made likelier, so that text can be recognised.
 
-The halves are those of text-generation-inference on a CPU, on every device, so that what detects its text detects ours.
+On every device the halves are those of text-generation-inference on a CPU, so that its detectors recognise the text.
 """
 
 import torch

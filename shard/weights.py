@@ -1,8 +1,7 @@
-"""One rank's reader of a model's safetensors files: every slice straight into one new tensor.
+"""Reader of a model's safetensors files, as one rank uses it: every slice is read directly into one new tensor.
 
-Only what a slice needs is read. Numbers whose type or place changes pass through a small piece of memory, so there are
-never two copies of them; the system keeps the files' pages for the other ranks and the next start. Knows nothing of
-models, nor of which rank reads what.
+Only the rows that a slice needs are read. Numbers whose dtype, layout or device changes pass through a small staging
+buffer, so there are never two copies of them. The system's page cache keeps the files for other ranks and later starts.
 """
 
 import logging
@@ -26,25 +25,25 @@ from shard.quantization.quantized import Quantized
 from shard.tensor_file import TensorFile, opened
 
 COMPUTED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-PACKED = {  # what quantised checkpoints consist of
+PACKED = {  # in quantised checkpoints
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
     "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 DTYPES = COMPUTED | PACKED
 MATRIX = 2  # dimensions
-MOST_SPARE = 16  # times the size that is needed, up to which memory is kept to be used again
-# So little that it stays near the processor, and that torch copies it without waking threads, which takes longer.
+MOST_SPARE = 16  # `brief` memory is reused if it has at most so many times the size that is needed
+# Small enough to stay in the processor's cache, and for torch to copy without waking threads, which takes longer.
 STAGE_BYTES = {"cpu": 2**16, "cuda": 2**24}
 
 log = logging.getLogger(__name__)
 
 
 class Rows(NamedTuple):
-    """Rows of a tensor. Those beyond its last are zeros."""
+    """Rows of a tensor; rows beyond its last are zeros."""
 
     name: str
     shape: Shape
     rows: range
-    turned: bool = False  # whether the file has the tensor the other way round, [in, out]
+    turned: bool = False  # whether the file has the tensor transposed, [in, out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +66,28 @@ class Stored:
         return self.entry.end - self.entry.begin
 
     def read(self, first: int, numbers: Tensor) -> None:
-        """The numbers from the first on, as they are stored."""
+        """Read numbers, from the one at index `first` on, in the stored dtype."""
         place = self.entry.begin + first * numbers.itemsize
         self.file.read(self.name, place, numbers.view(torch.uint8).numpy().data)
 
 
 class Weights:
-    """`with Weights(folder, torch.float32, torch.device("cpu")) as weights: ...`
+    """Tensors of a model: `with Weights(folder, torch.float32, torch.device("cpu")) as weights: ...`
 
-    Every shape that is asked for is the tensor's whole shape, as the caller expects it. What is packed (integers and
-    eight-bit floats) means nothing by itself and is read in no other type than its own.
+    Every `shape` argument is the tensor's whole shape, as the caller expects it. Packed tensors (integers and eight-bit
+    floats) have no meaning by themselves and are read in no other dtype than their own.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, form: Format | None = None,
                  quantize: str = "", *, sites: Sites | None = None,
                  on_read: Callable[[int, int], object] = lambda _done, _total: None) -> None:
-        """Tensors come as `dtype` unless asked otherwise, on `device`. `form`: how the checkpoint is quantised;
-        `quantize`: what products that are not shall be kept as. `sites` gather, for adapters, the products that are
-        made of them. `on_read` hears how many bytes the tensors have that were asked for, and how many all."""
+        """Open the files. Tensors are read as `dtype` unless requested otherwise, on `device`. `form` is how the
+        checkpoint is quantised; `quantize` is the format in which weights are kept if it is not. `sites` collects, for
+        adapters, the linears that are made of the weights. `on_read` is called with the bytes of the tensors requested
+        so far, and of all."""
         self.dtype, self.device = dtype, device
         self.sites = sites or Sites()
-        self.buffers = Buffers(dtype, device)  # shared by products whose weights are kept as codes
+        self.buffers = Buffers(dtype, device)  # shared by linears whose weights are kept as codes
         self._quantized = Quantized(form, quantize)
         self._folder = folder
         self._stored: dict[str, Stored] = {}
@@ -114,16 +114,16 @@ class Weights:
         self._open.close()
 
     def holds(self, name: str) -> bool:
-        """Or tensors that stand for it."""
+        """Whether the files have the tensor, or the tensors of its quantised form."""
         return name in self._stored or self._quantized.stands_for(self, name)
 
     def stored(self, name: str) -> tuple[torch.dtype, Shape] | None:
-        """Type and shape in the file, or nothing if there is no such tensor."""
+        """Return dtype and shape in the file, or None if there is no such tensor."""
         found = self._stored.get(name)
         return None if found is None else (found.dtype, found.entry.shape)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """As it is stored, if it is stored as numbers."""
+        """Return the stored dtype of a tensor, or `dtype` if the tensor is quantised."""
         return self.dtype if self._quantized.stands_for(self, name) else self._find(name).dtype
 
     def shape_of(self, name: str) -> Shape:
@@ -140,8 +140,8 @@ class Weights:
         return self.stack([Rows(name, shape, rows)], dtype, brief=brief)
 
     def stack(self, parts: Sequence[Rows], dtype: torch.dtype | None = None, *, brief: bool = False) -> Tensor:
-        """Rows of several tensors, one below the other. What is `brief` holds until the next brief one is asked for:
-        its memory is used again, since the system takes longer to find and clear so much than we to fill it."""
+        """Return rows of several tensors, one below the other. A `brief` tensor is valid until the next brief one is
+        requested: its memory is reused, since allocating and clearing so much takes longer than filling it."""
         counts = [len(part.rows) for part in parts]
         stacked = self._new((sum(counts), *parts[0].shape[1:]), dtype or self.dtype, brief=brief)
         for target, (name, shape, rows, turned) in zip(torch.split(stacked, counts), parts, strict=True):
@@ -158,7 +158,7 @@ class Weights:
 
     def columns(self, name: str, shape: Shape, columns: range, dtype: torch.dtype | None = None, *,
                 brief: bool = False, turned: bool = False) -> Tensor:
-        """Where the file has them as rows, it is `turned`."""
+        """Return columns of a tensor; `turned` if the file has it transposed, with these as rows."""
         if turned:
             return self.rows(name, shape[::-1], columns, dtype).mT.contiguous()
         read = self._new((shape[0], len(columns)), dtype or self.dtype, brief=brief)
@@ -167,33 +167,33 @@ class Weights:
         return self._columns(self._find(name, shape), columns, read)
 
     def codes(self, parts: Sequence[Slice]) -> list[Coded] | None:
-        """For one product of all parts, if it shall be kept as codes."""
+        """Return the codes of all parts for one linear, or None if it is not to be kept as codes."""
         return self._quantized.codes(self, parts)
 
     @property
     def quantization(self) -> str:
-        """What was quantised and how it is kept, in one line, or nothing."""
+        """Summary in one line of what was quantised and how it is kept, or an empty string."""
         return self._quantized.note(self.dtype)
 
     def ignore(self, name: str) -> None:
-        """It may be there, and is of no use."""
+        """Allow a tensor that may exist and is not used."""
         self._claimed.add(name)
 
     def ignore_all(self, prefix: str) -> None:
-        """The same for every name that begins so."""
+        """Allow all unused tensors whose names begin with the prefix."""
         self._claimed.update(name for name in self._stored if name.startswith(prefix))
 
     def put_beneath(self, prefix: str) -> None:
-        """Every name, from now on: files of a model that was saved without its head lack what stands before them."""
+        """Prefix all tensor names from now on: checkpoints saved without a head lack the prefix."""
         self._stored = {f"{prefix}{name}": stored for name, stored in self._stored.items()}
 
     def unclaimed(self) -> list[str]:
-        """What nobody asked for."""
+        """Return the names of tensors that were not requested, but for those that may stay unread."""
         left = sorted(self._stored.keys() - self._claimed)
         return [name for name in left if not self._quantized.is_spare(self, name)]
 
     def _expand(self, name: str, shape: Shape, rows: range, columns: range | None, target: Tensor) -> bool:
-        """Fill `target` where other tensors stand for this one; says whether they do."""
+        """Fill `target` if the tensor is stored in quantised form; return whether it is."""
         stored = self._stored.get(name)
         if len(shape) != MATRIX or (stored is not None and stored.dtype == target.dtype):
             return False
@@ -216,7 +216,7 @@ class Weights:
         size, kept = prod(shape), self._brief
         if kept.dtype != dtype or not size <= kept.numel() <= MOST_SPARE * size:
             del kept
-            self._brief = torch.empty(0)  # the old one goes before the new one comes
+            self._brief = torch.empty(0)  # free the old one before allocating the new one
             self._brief = torch.empty(size, dtype=dtype, device=self.device)
         return self._brief[:size].view(shape)
 
@@ -237,7 +237,7 @@ class Weights:
             self._on_read(self._num_read, self._num_bytes)
 
     def _columns(self, stored: Stored, columns: range, target: Tensor) -> Tensor:
-        """The target, filled."""
+        """Fill the target and return it."""
         if len(columns) == stored.entry.shape[1]:
             self._fill(stored, 0, target)
         elif len(columns):
@@ -245,7 +245,7 @@ class Weights:
         return target
 
     def _fill(self, stored: Stored, first: int, target: Tensor) -> None:
-        """With the numbers from the first on."""
+        """Fill the target with numbers, from the one at index `first` on."""
         check_conversion(stored, target.dtype)
         flat = target.view(-1)
         if stored.dtype == flat.dtype and flat.device.type == "cpu":
@@ -259,7 +259,8 @@ class Weights:
             first += len(piece)
 
     def _fill_columns(self, stored: Stored, columns: range, target: Tensor) -> None:
-        """Of a matrix. As many whole rows at once as the stage takes: a call for each row would take longer."""
+        """Fill the target with columns of a matrix. As many whole rows are read at once as the stage holds: a call for
+        each row would take longer."""
         check_conversion(stored, target.dtype)
         width, stage = stored.entry.shape[1], self._stage.view(stored.dtype)
         num_rows = len(stage) // width
@@ -280,5 +281,5 @@ def check_conversion(stored: Stored, wanted: torch.dtype) -> None:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Of all tensors, nearly: headers count as well."""
+    """Return the approximate bytes of all tensors: headers count as well."""
     return sum((folder / name).stat().st_size for name in list_files(folder).files)

@@ -1,7 +1,7 @@
-"""The worker with a real model: verbs in, answers out. It keeps the ledger, and the cache whose blocks that names.
+"""Worker with a real model: it applies messages to the ledger, runs steps (`runner.py`) and returns answers.
 
-Knows nothing of the wire, nor of how a step is computed (`runner.py`). All calls but `info`, `close`, `load` and
-`unload` come from one thread.
+It owns the cache whose blocks the ledger tracks. All calls but `info`, `close`, `load` and `unload` come from one
+thread.
 """
 
 import logging
@@ -28,15 +28,17 @@ from shard.together import leave
 from shard.warmup import PATIENCE, Rehearsal, Sizes, note
 
 NOTHING: Mapping[int, PromptPart] = {}
-REHEARSED_BLOCKS = 64  # for a step that is only run to see what it takes beside the cache
+REHEARSED_BLOCKS = 64  # cache of a step that is only run to measure its memory beside the cache
 
 log = logging.getLogger(__name__)
 
 
 class ModelWorker(LoadedWorker[Loaded]):
+    """Worker of a model that generates tokens."""
+
     def __init__(self, config: ShardConfig, exit: Callable[[], object] = leave,  # noqa: A002 - what it does
                  on_progress: OnProgress = untold) -> None:
-        """Loads the model; raises ValueError when it cannot be served. `exit` ends the process at once."""
+        """Load the model; raises ValueError if it cannot be served. `exit` ends the process at once."""
         loaded = load(config, on_progress)
         limits = Limits(loaded.config.vocabulary_size, loaded.config.max_positions, 1, mixed_steps=True,
                         wanted=frozenset({pb.VECTORS}))
@@ -51,7 +53,7 @@ class ModelWorker(LoadedWorker[Loaded]):
 
     def warmup(self, request: pb.WarmupRequest) -> pb.WarmupAnswer:
         self.ledger.check_warmup(request)
-        self._loaded.runner.replay(None)  # which holds the cache that there was
+        self._loaded.runner.replay(None)  # the captured steps hold the old cache
         try:
             if self._loaded.device.type == "cuda":
                 self._rehearsed(partial(self._run_largest, request))
@@ -60,7 +62,7 @@ class ModelWorker(LoadedWorker[Loaded]):
             cache, answer = self._rehearsed(partial(self._measure, request, num_blocks), "--memory-fraction, ")
         except NoRoom:
             raise
-        except ValueError as error:  # no step that failed: whoever asks reads the reason and no trace
+        except ValueError as error:  # not a failed step: the router gets the reason, and no traceback is logged
             raise Refused(str(error)) from error
         answer.cache_bytes, answer.why = cache.num_blocks * self._loaded.block_bytes(request.block_size), why
         answer.adapter_bytes = adapter_bytes
@@ -69,21 +71,21 @@ class ModelWorker(LoadedWorker[Loaded]):
         return answer
 
     def _run_largest(self, request: pb.WarmupRequest) -> None:
-        """What it and captured steps work with, side by side, stays with the process, and is not available to the
-        cache."""
+        """Run the largest step while captured steps exist: the work space of both stays allocated, so it is not counted
+        as available to the cache."""
         sizes = Sizes.of(request, self._longest(request))
         cache = self._loaded.cache(request.block_size, REHEARSED_BLOCKS)
         captured = self._loaded.replays(cache, Extent(sizes.rows, sizes.length))
         self._rehearsal(cache, sizes).run_largest()
-        del captured  # only now
+        del captured  # must exist until the step has run
 
     def _fitting_blocks(self, request: pb.WarmupRequest) -> tuple[int, str]:
-        """As many as fit on every rank, and as all sequences together can hold: more would only be lists to keep. And
-        why the cache has as many as it gets."""
+        """Return how many blocks fit on every rank, but no more than all sequences together can hold (more would only
+        cost bookkeeping), and the reason for the size of the cache."""
         loaded, size = self._loaded, request.block_size
         room, block_bytes = loaded.room(), loaded.block_bytes(size)
         fitting = num_fitting(room, block_bytes, NUM_SPARE)
-        least = loaded.group.minimum(fitting)  # asked before anybody complains: the others would wait for ever
+        least = loaded.group.minimum(fitting)  # before any rank raises: the others would wait for it forever
         check_fitting(fitting, room, block_bytes, NUM_SPARE)
         if least < 1:
             raise NoRoom("another shard has no room for a cache")
@@ -94,7 +96,7 @@ class ModelWorker(LoadedWorker[Loaded]):
         return min(least, useful), why
 
     def _longest(self, request: pb.WarmupRequest) -> int:
-        """The most tokens of one sequence."""
+        """Return the most tokens of one sequence."""
         return request.max_total_tokens or self.ledger.limits.max_positions
 
     def _measure(self, request: pb.WarmupRequest, num_blocks: int) -> tuple[Cache, pb.WarmupAnswer]:
@@ -112,7 +114,7 @@ class ModelWorker(LoadedWorker[Loaded]):
     def reset(self, request: pb.ResetRequest) -> pb.ResetAnswer:
         self._ahead.give_up()
         for sequence in self.ledger.sequences.values():
-            # A step that was broken off may have left anything in their blocks.
+            # An aborted step may have left arbitrary values in their blocks.
             self._cache.zero(sequence.blocks[sequence.num_cached // self.ledger.blocks.size:])
         return super().reset(request)
 
@@ -121,7 +123,7 @@ class ModelWorker(LoadedWorker[Loaded]):
         return self._run(request, self.ledger.prefill(request))
 
     def decode(self, request: pb.DecodeRequest) -> pb.StepAnswer | Later[pb.StepAnswer]:
-        """Where the device chooses the tokens, the answer comes later, and the next step may begin before it."""
+        """Run a decode step. If the device chooses the tokens, return a `Later`: the next step need not wait for it."""
         self._ahead.make_room()
         step = self.ledger.decode(request)
         later = self._together(partial(self._ahead.begin, step, self._cache, partial(self._tell, request)))
@@ -150,7 +152,7 @@ class ModelWorker(LoadedWorker[Loaded]):
         return answer
 
     def _load(self, request: pb.LoadRequest) -> int:
-        """Of a grammar the other ranks only note the number: rank 0 chooses the tokens."""
+        """Load the resource and return its size in bytes. Only rank 0, which chooses the tokens, compiles grammars."""
         if request.kind != pb.KIND_GRAMMAR or not self._takes_grammars:
             return super()._load(request)
         if self._loaded.grammars is not None:

@@ -1,1 +1,1 @@
-"""Adapters: what is added to a model's products for some rows of a step, and not for others."""
+"""LoRA adapters: low-rank updates of a model's linears, applied to selected rows of a step."""

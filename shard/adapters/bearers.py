@@ -1,6 +1,6 @@
-"""Which rows of what is computed at hand go by which adapter. Who runs a model says it, its products ask.
+"""Map from rows of the current forward pass to adapters. The runner sets it; LoRA layers read it.
 
-One for each model, used by the thread that computes. Knows nothing of sequences, nor of what an adapter does to a row.
+One instance per model, used only by the thread that runs the model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,40 +14,40 @@ from torch import Tensor
 from shard.adapters.racks import Racks, Shelf
 from shard.adapters.work import Hanging, StandingWork, Work
 
-NONE = 0  # the number of no adapter
-# Rows are multiplied in tiles of so many, short ones filled up: then a row's bits are the same in any company.
+NONE = 0  # adapter number of rows without an adapter
+# Rows are multiplied in tiles of this many, the last one padded, so that a row's bits do not depend on other rows.
 TILE = 4
 
 
 class Run(NamedTuple):
-    """Rows one behind the other."""
+    """Consecutive rows with one adapter."""
 
     adapter: int
     length: int
 
 
 class Band(NamedTuple):
-    """All rows that go by an adapter, rising."""
+    """All rows of one adapter, in ascending order."""
 
     adapter: int
     rows: Tensor
 
 
 class Tiles(NamedTuple):
-    """Tiles of rows whose adapters hang side by side, one for each, or all of them of one adapter."""
+    """Tiles of rows whose adapters have adjacent slots: one tile per slot, or several tiles of a single slot."""
 
     shelf: Shelf
     slots: range
-    rows: Tensor | None  # [tiles * TILE], where a short tile is filled up with any; None: all at hand, as they lie
-    held: Tensor | None  # where in the tiles the rows are that count, by row; None: all, as they lie
-    targets: Tensor | None  # [held], which rows at hand these are, rising; None: all
+    rows: Tensor | None  # [tiles * TILE], rows of the pass, short tiles padded with any row; None: all rows in order
+    held: Tensor | None  # [targets], index in the tiles of each row that is no padding; None: all in order
+    targets: Tensor | None  # [held], the same rows as indices in the pass, ascending; None: all rows
 
 
 class AtHand:
-    """All rows that are computed for a while. What stands where is found out when it is first asked."""
+    """Adapters of the rows of one forward pass. Derived tensors are built on first use."""
 
     def __init__(self, runs: Sequence[Run], device: torch.device, racks: Racks, standing: Work | None = None) -> None:
-        """`standing` tells of rows that are not known yet."""
+        """`standing`: work list for rows that are not known yet, used instead of one made of `runs`."""
         self.runs = runs
         self._standing = standing
         self._members = rows_by_adapter(runs)
@@ -89,8 +89,10 @@ class AtHand:
 
 
 class Bearers:
+    """Map from rows of the current forward pass to adapters."""
+
     def __init__(self, device: torch.device, racks: Racks) -> None:
-        self.others: set[int] = set()  # adapters that do more than add to products
+        self.others: set[int] = set()  # adapters that also replace a head or change an embedding
         self._device = device
         self._racks = racks
         self._at_hand = self._among(())
@@ -105,19 +107,22 @@ class Bearers:
 
     @property
     def work(self) -> Work | None:
-        """None if no row goes by an adapter."""
+        """Work list of the LoRA kernels; None if no row has an adapter."""
         return self._at_hand.work
 
     def rows(self, runs: Sequence[Run]) -> AbstractContextManager[None]:
-        """Of all rows that are computed meanwhile."""
+        """Set the adapters of all rows computed within the context."""
         return self._have(self._among(runs))
 
     def standing(self, work: Work) -> AbstractContextManager[None]:
-        """What is launched meanwhile finds the rows that this has when it is run."""
+        """Within the context, make launched kernels read `work` when they run, as a captured CUDA graph needs."""
         return self._have(self._among((), work))
 
     def write(self, standing: StandingWork, adapters: Sequence[int]) -> bool:
-        """For rows that go by these adapters, one behind the other. False if one does more than add to products."""
+        """Write the work list for rows with these adapters, in order.
+
+        Return False, without writing, if an adapter also replaces a head or changes an embedding.
+        """
         if not self.others.isdisjoint(adapters):
             return False
         standing.write(hanging_on(self._racks, rows_by_adapter([Run(adapter, 1) for adapter in adapters])))
@@ -125,7 +130,7 @@ class Bearers:
 
     @contextmanager
     def chosen(self, places: Tensor) -> Iterator[None]:
-        """Some rows of those at hand, in another order, and some more than once."""
+        """Set the adapters for a selection of the current rows, in any order; a row may be selected several times."""
         if not self.bands:
             yield
             return
@@ -160,19 +165,19 @@ def rows_by_adapter(runs: Sequence[Run]) -> dict[int, list[int]]:
 
 
 def laid_out(groups: list[list[int]]) -> tuple[list[int], dict[int, int]]:
-    """In tiles of their own, and where each row is there."""
+    """Pack each group into tiles of its own. Return the padded rows and the index of each row among them."""
     rows: list[int] = []
     places: dict[int, int] = {}
     for group in groups:
         places.update(zip(group, range(len(rows), len(rows) + len(group)), strict=True))
         rows += group + group[:1] * (-len(group) % TILE)
-    if len(rows) == TILE:  # a tile alone may be computed in another way
+    if len(rows) == TILE:  # torch may compute a single tile with another kernel, so there are always two
         rows += TILE * rows[:1]
     return rows, places
 
 
 def neighbours(hanging: Hanging) -> list[Hanging]:
-    """Those that hang side by side and have no more than a tile of rows together; each of the others by itself."""
+    """Group adjacent slots with at most one tile of rows each; every other slot is a group of its own."""
     found: list[Hanging] = []
     for place, rows in hanging:
         if found and len(rows) <= TILE:

@@ -1,7 +1,7 @@
-"""What an adapter's adapter_config.json says, as peft writes it: believed where we do the same, refused where not.
+"""Reader of an adapter's adapter_config.json, as written by peft.
 
-A setting that we do not know is refused unless it is switched off: it might change what the adapter does. Knows nothing
-of tensors.
+Unsupported settings are rejected. So is an unknown setting with a truthy value, because it might change what the
+adapter computes.
 """
 
 import json
@@ -19,8 +19,8 @@ FILE = "adapter_config.json"
 MOST_BYTES = 2**20
 MOST_PATTERN, MOST_REPEATED = 256, 2
 REPEATED, GROUP_REPEATED = re.compile(r"[*+?{]"), re.compile(r"\)[*+{]")
-SAVED = ("lm_head", "embed_tokens", "wte", "embed_in", "embed_out", "word_embeddings")  # ends of names
-# What has no bearing on what an adapter does once it is trained, or is switched by another setting.
+SAVED = ("lm_head", "embed_tokens", "wte", "embed_in", "embed_out", "word_embeddings")  # last parts of module names
+# Settings that have no effect on a trained adapter, or only together with another setting.
 IDLE = frozenset((
     "task_type", "auto_mapping", "peft_version", "revision", "inference_mode", "lora_dropout", "megatron_config",
     "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config",
@@ -29,7 +29,7 @@ HONOURED = frozenset((
     "peft_type", "base_model_name_or_path", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
     "target_modules", "exclude_modules", "layers_to_transform", "fan_in_fan_out", "modules_to_save", "bias",
     "init_lora_weights"))
-REFUSED = {  # and why
+REFUSED = {  # unsupported settings, with the reason for the error message
     "use_dora": "its columns are scaled by what the base's weights are (DoRA); merge it into the base",
     "lora_bias": "its products have biases of their own; train it without",
     "layer_replication": "it uses layers of the base several times",
@@ -44,7 +44,7 @@ REFUSED = {  # and why
     "kasa_config": "its singular values are scaled (KaSA)",
     "monteclora_config": "its weights are drawn (MonteCLoRA)",
 }
-# Starts that change the base's own weights, so that the tensors mean something only beside the changed ones.
+# Values of init_lora_weights that modify the base's weights: the adapter is only valid with the modified weights.
 CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -53,21 +53,21 @@ class AdapterConfig:
     rank: int
     alpha: float
     rank_stabilised: bool = False
-    ranks: Mapping[str, int] = field(default_factory=dict)  # of modules whose names end like this, or match it
+    ranks: Mapping[str, int] = field(default_factory=dict)  # by suffix or pattern of the module's name
     alphas: Mapping[str, float] = field(default_factory=dict)
 
     def rank_of(self, module: str) -> int:
         return self.ranks.get(pattern_of(module, self.ranks), self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What the product of both matrices is multiplied with."""
+        """Return the factor applied to the product of the module's two matrices."""
         rank = self.rank_of(module)
         alpha = self.alphas.get(pattern_of(module, self.alphas), self.alpha)
         return float(alpha / rank ** 0.5 if self.rank_stabilised else alpha / rank)
 
 
 def pattern_of(module: str, patterns: Mapping[str, Any]) -> str:
-    """The first that the name matches, as peft looks for it, or nothing."""
+    """Return the first pattern that the name matches, by peft's rule, or an empty string."""
     return next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), "")
 
 
@@ -138,7 +138,7 @@ def check_saved(names: object, source: str) -> None:
 
 
 def check_pattern(source: str, name: str, pattern: str) -> None:
-    """While a pattern is looked for nothing else runs, so it must not be one that takes long."""
+    """Reject a pattern that may take long to match: no other Python code runs meanwhile."""
     if len(pattern) > MOST_PATTERN or len(REPEATED.findall(pattern)) > MOST_REPEATED or GROUP_REPEATED.search(pattern):
         raise ValueError(f"{source}: {name} holds {shown(pattern)}; a pattern may have {MOST_PATTERN} characters, "
                          f"repeat {MOST_REPEATED} of them and no group")

@@ -1,15 +1,15 @@
-"""Makes one adapter of several, an ordinary one: `python -P -m shard.adapters.merge JSON`.
+"""Merge several adapters into one: `python -P -m shard.adapters.merge JSON`.
 
     {"folders": ["/one", "/other"], "weights": [0.7, 0.3], "strategy": "ties", "density": 0.5, "sign": "total",
      "seed": 0, "into": "/both"}
 
-`into` is there and empty. The same words make the same bytes. Nothing is said on stdout; what is wrong is a line on
-stderr, and the exit code is 1.
+`into` must be an existing, empty folder. The same input produces the same bytes. Nothing is written to stdout; an error
+is one line on stderr, with exit code 1.
 
-The matrices are those of PEFT's `add_weighted_adapter`, module by module. What its merged adapter would lose is kept:
-modules that the first adapter leaves alone (layers_to_transform, exclude_modules), ranks that differ between modules,
-and the scale, which it makes larger by the root of the rank where the first adapter is rank-stabilised. Weights saved
-as a whole, which it would take from the base, are refused. Knows no model.
+The matrices equal those of PEFT's `add_weighted_adapter`, module by module, but three things are kept that PEFT loses:
+modules that the first adapter does not change (layers_to_transform, exclude_modules), ranks that differ between
+modules, and the scale, which PEFT multiplies by the square root of the rank if the first adapter is rank-stabilised.
+Weights in modules_to_save, which PEFT would take from the base, are rejected. The base model is not needed.
 """
 
 import json
@@ -47,7 +47,7 @@ class Order:
 
 
 class Share(NamedTuple):
-    """What one adapter adds to a product."""
+    """Matrices of one adapter for one module, with the adapter's weight in the merge."""
 
     folder: Path
     weight: float
@@ -56,7 +56,7 @@ class Share(NamedTuple):
 
     @property
     def module(self) -> str:
-        """As this adapter calls it."""
+        """Name of the module in this adapter."""
         name = self.parts.down.removeprefix(PREFIX)
         return next(name.removesuffix(end) for end in DOWN if name.endswith(end))
 
@@ -70,7 +70,7 @@ class Share(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """That of the product: [out, in]."""
+        """Shape of the product of both matrices: [out, in]."""
         down, up = self.entries
         return up.shape[0], down.shape[1]
 
@@ -87,11 +87,11 @@ class Mixture(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is asked for
+# Arguments
 
 
 def read_order(text: str) -> Order:
-    """Raises ValueError."""
+    """Parse the command's JSON argument. Raises ValueError."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -140,11 +140,11 @@ def read_seed(seed: object) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What the adapters have
+# Modules of the adapters
 
 
 def shares_of(folder: Path, weight: float, tensors: AdapterTensors) -> Iterator[tuple[str, Share]]:
-    """By the plain name of the module. Refuses an adapter that has anything else."""
+    """Yield the adapter's matrices by unprefixed module name. Reject an adapter with any other tensor."""
     if tensors.strangers:
         raise ValueError(f"unable to merge adapters: {folder} has {tensors.strangers[0]}, which is no matrix of a LoRA")
     for module, parts in tensors.modules.items():
@@ -166,7 +166,7 @@ def check_matrices(share: Share) -> None:
 
 
 def by_module(shares: Iterator[tuple[str, Share]]) -> list[list[Share]]:
-    """Those of one product, in the order of the adapters; refused if they do not go together."""
+    """Group shares by module, in the order of the adapters. Reject modules whose ranks or shapes differ."""
     found: dict[str, list[Share]] = {}
     for module, share in shares:
         found.setdefault(module, []).append(share)
@@ -188,11 +188,14 @@ def check_alike(shares: list[Share]) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What becomes of them
+# Merging
 
 
 def mixtures(modules: list[list[Share]]) -> dict[str, Mixture]:
-    """By the names of their tensors, in order. A weight is shared by both matrices, and the scale goes into it."""
+    """Return the inputs of each merged tensor by tensor name, sorted.
+
+    An adapter's weight is multiplied by its scale and split evenly between its two matrices.
+    """
     found: dict[str, Mixture] = {}
     for shares in modules:
         factors = [roots(share.weight * share.tensors.config.scale_of(share.module)) for share in shares]
@@ -204,7 +207,7 @@ def mixtures(modules: list[list[Share]]) -> dict[str, Mixture]:
 
 
 def stored_type(found: Mapping[str, Mixture]) -> str:
-    """float32, unless all that goes in has one narrower type."""
+    """Return the dtype of the merged tensors: that of the inputs if all share one 16-bit type, else float32."""
     dtypes = {one.tensors.entry(one.name).dtype for mixture in found.values() for one in mixture.ingredients}
     return dtypes.pop() if len(dtypes) == 1 and dtypes <= NARROW else WIDE
 
@@ -221,7 +224,7 @@ def mixed(found: Mapping[str, Mixture], order: Order, dtype: str) -> Iterator[Te
 
 
 def about(folders: tuple[Path, ...]) -> dict[str, Any]:
-    """What the config says that has no bearing on the matrices, as the first adapter says it."""
+    """Return the settings of the first adapter that do not concern its matrices."""
     first = read_object(folders[0] / FILE)
     words = {name: first.get(name) for name in ("base_model_name_or_path", "task_type")}
     return {name: word for name, word in words.items() if isinstance(word, str)} | {
@@ -229,7 +232,7 @@ def about(folders: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def merge(order: Order) -> None:
-    """Raises ValueError or OSError."""
+    """Write the merged adapter to `order.into`. Raises ValueError or OSError."""
     with ExitStack() as stack:
         shares = (pair for folder, weight in zip(order.folders, order.weights, strict=True)
                   for pair in shares_of(folder, weight, stack.enter_context(opened_adapter(folder))))

@@ -1,11 +1,9 @@
-"""Matrices of several adapters into one, as PEFT merges them: each is pruned and weighted, then all are joined.
+"""Merge of several float32 matrices into one, as in PEFT: each is pruned and weighted, then all are joined.
 
-    linear       nothing is pruned; the sum
-    ties         the largest numbers are left; at each place the mean of those that have the sign that most have there
-    dare_linear  numbers that are drawn are left, and made larger for those that are not; the sum
-    dare_ties    the same; the mean
-
-Matrices come in float32. Knows neither files nor adapters, nor which matrices belong together.
+    linear       no pruning; weighted sum
+    ties         keep the entries of largest magnitude; mean over those entries that have the elected sign
+    dare_linear  keep random entries, rescaled by 1 / density; weighted sum
+    dare_ties    prune as dare_linear, join as ties
 """
 
 import math
@@ -17,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-Prune = Callable[[Tensor, float, Generator], Tensor]  # a share of its numbers is left, the density
-Elect = Callable[[Sequence[Tensor]], Tensor]  # at each place a number of the sign that most have
+Prune = Callable[[Tensor, float, Generator], Tensor]  # (matrix, density, generator); density: fraction of entries kept
+Elect = Callable[[Sequence[Tensor]], Tensor]  # result has the elected sign in each entry
 Join = Callable[[Sequence[Tensor], Sequence[float], Elect], Tensor]
 
 
@@ -35,20 +33,20 @@ class Strategy(NamedTuple):
 
 
 def merged(matrices: Sequence[Tensor], weights: Sequence[float], merging: Merging, generator: Generator) -> Tensor:
-    """All of the same shape. What is drawn is drawn from `generator`, for one behind the other."""
+    """Return the merged matrix. All have the same shape; random pruning draws from `generator` in their order."""
     prune, join = STRATEGIES[merging.strategy]
     pruned = [prune(matrix, merging.density, generator) for matrix in matrices]
     return join(pruned, weights, SIGNS[merging.sign])
 
 
 def roots(factor: float) -> tuple[float, float]:
-    """For both matrices of a product that is multiplied with `factor`; one of them takes the sign."""
+    """Split `factor` into two factors of equal magnitude, one per LoRA matrix; the first has the sign."""
     root = math.sqrt(abs(factor))
     return math.copysign(root, factor), root
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is left of a matrix
+# Pruning
 
 
 def whole(matrix: Tensor, _density: float, _generator: Generator) -> Tensor:
@@ -67,7 +65,7 @@ def drawn(matrix: Tensor, density: float, generator: Generator) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Which sign most have. Weights have no say in it.
+# Election of the sign of each entry, without regard to the adapters' weights
 
 
 def by_total(matrices: Sequence[Tensor]) -> Tensor:
@@ -79,7 +77,7 @@ def by_frequency(matrices: Sequence[Tensor]) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One out of several
+# Joining
 
 
 def summed(matrices: Sequence[Tensor], weights: Sequence[float], _elect: Elect) -> Tensor:
@@ -87,7 +85,7 @@ def summed(matrices: Sequence[Tensor], weights: Sequence[float], _elect: Elect) 
 
 
 def agreed(matrices: Sequence[Tensor], weights: Sequence[float], elect: Elect) -> Tensor:
-    """Who has nothing at a place, or another sign than most, does not count there."""
+    """TIES: average only the entries that have the elected sign; pruned (zero) entries do not count."""
     sign = torch.where(elect(matrices) >= 0, 1.0, -1.0)
     votes = [matrix.sign() == sign for matrix in matrices]
     total = summed([matrix * vote for matrix, vote in zip(matrices, votes, strict=True)], weights, elect)

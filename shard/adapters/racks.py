@@ -1,29 +1,29 @@
-"""Where adapters hang: those of about the same rank side by side, so that one product may serve several.
+"""Assignment of adapters to slots.
 
-Knows nothing of tensors, nor of what an adapter is.
+Slots are grouped by LoRA rank rounded up to a power of two, so that one batched matmul serves several adapters.
 """
 
 from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
-WIDTH = 16  # adapters on a shelf
-LEAST_SIZE, MOST_SIZE = 8, 1024  # no adapter may have a higher rank
+WIDTH = 16  # adapter slots per shelf
+LEAST_SIZE, MOST_SIZE = 8, 1024  # smallest and largest padded rank; the largest is also the highest rank supported
 
 
 class Shelf(NamedTuple):
-    size: int  # the rank that there is room for
+    size: int  # padded rank of its adapters
     number: int
 
 
 class Place(NamedTuple):
     shelf: Shelf
     slot: int
-    row: int  # in a table of all that hang, on whichever shelf
+    row: int  # index in a table of all loaded adapters, across shelves
 
 
 def size_for(rank: int) -> int:
-    """An adapter's own rank alone decides with what it is filled up, and so its bits."""
+    """Return the padded rank. It depends only on the adapter's own rank, so other adapters do not change its bits."""
     return max(LEAST_SIZE, 1 << (rank - 1).bit_length())
 
 
@@ -32,7 +32,7 @@ class Racks:
         self._places: dict[int, Place] = {}
 
     def take(self, adapter: int, rank: int) -> Place:
-        """The first that is free."""
+        """Assign the first free slot and row to the adapter."""
         slots = {(place.shelf, place.slot) for place in self._places.values()}
         rows = {place.row for place in self._places.values()}
         slot = next(slot for slot in slots_of(size_for(rank)) if slot not in slots)
@@ -43,7 +43,7 @@ class Racks:
         self._places.pop(adapter, None)
 
     def find(self, adapter: int) -> Place | None:
-        """None if it changes no product."""
+        """Return the adapter's slot; None if the adapter has no LoRA matrices of a linear."""
         return self._places.get(adapter)
 
 

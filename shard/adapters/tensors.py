@@ -1,12 +1,13 @@
-"""The tensors of one adapter, found by the module that they belong to: matrices of a product, or what stands for it.
+"""Reader of an adapter's tensors by module: LoRA matrices, or a full replacement of the base's weight.
 
     base_model.model.<module>.lora_A.weight            [rank, in]
     base_model.model.<module>.lora_B.weight            [out, rank]
     base_model.model.<module>.lora_embedding_A         [rank, vocabulary]
     base_model.model.<module>.lora_embedding_B         [width, rank]
-    base_model.model.<module>.weight                   as the base's own
+    base_model.model.<module>.weight                   shape of the base's weight
 
-Every tensor must be asked for. Knows nothing of ranks, nor of how a product is made.
+The caller must read every tensor: `check_claimed` rejects an adapter with unread ones. Matrices are not split by shard
+here.
 """
 
 import re
@@ -26,15 +27,15 @@ from shard.weights import COMPUTED
 FILE = "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
 PREFIX = "base_model.model."
-# Models are wrapped in different ways when they are trained and when they are saved.
+# Prefixes of wrapper modules, which differ between the model that was trained and the one that was saved.
 WRAPPINGS = re.compile(r"^(?:(?:model|language_model|transformer|gpt_neox)\.)+")
 DOWN, UP = (".lora_A.weight", ".lora_embedding_A"), (".lora_B.weight", ".lora_embedding_B")
-BESIDE = ".base_layer.weight"  # the base's own, which peft writes beside an adapter of an embedding
+BESIDE = ".base_layer.weight"  # copy of the base's weight, which peft saves with an embedding's adapter; not used
 WHOLE = ".weight"
 
 
 def plain(module: str) -> str:
-    """The name without what the model is wrapped in."""
+    """Return the module's name without the prefixes of wrapper modules."""
     return WRAPPINGS.sub("", module)
 
 
@@ -44,7 +45,7 @@ class Matrices(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Names of tensors."""
+    """Names of a module's tensors in the file; empty where there is none."""
 
     down: str = ""
     up: str = ""
@@ -52,6 +53,8 @@ class Parts(NamedTuple):
 
 
 class AdapterTensors:
+    """Tensors of an open adapter file by module, each checked when it is read."""
+
     def __init__(self, config: AdapterConfig, file: TensorFile) -> None:
         self.config = config
         self._file = file
@@ -62,23 +65,23 @@ class AdapterTensors:
 
     @property
     def modules(self) -> Mapping[str, Parts]:
-        """What there is of each, by its plain name."""
+        """Tensor names by module, without wrapper prefixes."""
         return self._modules
 
     @property
     def strangers(self) -> list[str]:
-        """Names of tensors that are nothing of a module."""
+        """Names of tensors that do not have the form of a module's tensor."""
         return sorted(self._unclaimed.difference(*self._modules.values()))
 
     def entry(self, name: str) -> Entry:
         return self._file.entries[name]
 
     def read(self, name: str) -> Tensor:
-        """As it is, in float32."""
+        """Read the tensor in its stored shape, as float32."""
         return self._read(name, self.entry(name).shape)
 
     def matrices(self, module: str, shape: tuple[int, int]) -> Matrices | None:
-        """Of a product of this shape, `[out, in]`, in float32; None if the adapter leaves it alone."""
+        """Return the float32 matrices for a weight of `shape`, [out, in]; None if the adapter does not change it."""
         parts = self._modules.get(plain(module), Parts())
         if not (parts.down or parts.up):
             return None
@@ -89,7 +92,7 @@ class AdapterTensors:
         return Matrices(down, up.mul_(self.config.scale_of(module)))
 
     def whole(self, module: str, shape: Shape) -> Tensor | None:
-        """What stands for the base's own weight, if something does, in float32."""
+        """Return the float32 weight that replaces the base's, if there is one."""
         name = self._modules.get(plain(module), Parts()).whole
         return self._read(name, shape) if name else None
 
@@ -136,7 +139,7 @@ class AdapterTensors:
 
 @contextmanager
 def opened_adapter(folder: Path) -> Iterator[AdapterTensors]:
-    """Raises ValueError."""
+    """Open the adapter in `folder` for reading. Raises ValueError."""
     config, path = read_adapter_config(folder), folder / FILE
     if not path.exists() and (folder / PICKLED).exists():
         raise ValueError(f"{folder} has its weights in {PICKLED}, which is a program as much as it is data; convert "

@@ -1,6 +1,6 @@
-"""The gate's look at adapters: whether what one adds to a row has the same bits alone and in any company.
+"""Startup check that an adapter's update of a row has the same bits for any composition of the batch.
 
-Only the shapes of a model's products matter, so random matrices of some ranks are multiplied. Knows nothing of models.
+Only the shapes of the model's linears matter, so the check multiplies random matrices of a few ranks.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,14 +15,14 @@ from shard.layers.portions import Portion
 
 RANKS = (4, 16, 64)
 NUM_ADAPTERS = 3
-COMPANIES = (  # of the row that is looked at, which goes by the first adapter
+COMPANIES = (  # batches whose first row, which has adapter 1, is compared
     [Run(1, 2)], [Run(1, 17)], [Run(1, 300)], [Run(1, 1), Run(2, 1), Run(3, 1)], [Run(1, 3), Run(0, 5), Run(3, 9)],
 )
 
 
 @torch.inference_mode()
 def verdict(sites: Iterable[Site], dtype: torch.dtype, device: torch.device) -> str:
-    """What differs, or nothing. `dtype` is what the sites compute in."""
+    """Return a description of the first difference, or an empty string. `dtype` is the sites' compute dtype."""
     for num_inputs, num_outputs in sorted({shape for site in sites for shape in shapes(site)}):
         for rank in RANKS:
             if differs(rank, num_inputs, num_outputs, dtype, device):
@@ -32,7 +32,7 @@ def verdict(sites: Iterable[Site], dtype: torch.dtype, device: torch.device) -> 
 
 
 def shapes(site: Site) -> Iterator[tuple[int, int]]:
-    """On this rank."""
+    """Yield (inputs, outputs) of each part of the linear on this rank."""
     for part in site.parts:
         yield len(part.portions[0].inputs), len(part.columns)
 

@@ -1,7 +1,4 @@
-"""Adapters that are loaded: each is read and checked as a whole, and only then hung where rows can go by it.
-
-Knows nothing of steps, nor of who wants an adapter.
-"""
+"""Registry of loaded adapters. An adapter is read and validated completely before any row can use it."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +18,7 @@ from shard.layers.sites import EmbeddingSite, Sites
 
 
 class Narrow(NamedTuple):
-    """What is added to a part of a linear."""
+    """Low-rank update of one part of a linear."""
 
     site: Site
     part: int
@@ -30,40 +27,43 @@ class Narrow(NamedTuple):
 
 
 class Other(NamedTuple):
-    """What stands for a head."""
+    """Full replacement of a head's weight."""
 
     site: Site
     weight: Tensor  # [out, in]
 
 
 class Wardrobe:
-    """Give `sites` to who reads the model, and `bearers` to who runs it."""
+    """Registry of loaded adapters. Pass `sites` to the model's loader and `bearers` to its runner."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device, *, adaptable: bool) -> None:
-        """For a model that computes in `dtype`."""
+        """`dtype` is the model's compute dtype. If not `adaptable`, the model takes no adapters."""
         self._racks = Racks()
         self._dtype, self._device = dtype, device
-        self._computing = torch.float32 if device.type == "cpu" else dtype  # in what adapters do
+        self._computing = torch.float32 if device.type == "cpu" else dtype  # compute dtype of the updates
         self.bearers = Bearers(device, self._racks)
         self.sites = Sites(self.bearers if adaptable else None, self._computing, device)
 
     @property
     def is_open(self) -> bool:
-        """Whether the model, which was read, takes any adapter."""
+        """Whether the loaded model takes adapters. Valid once the model has been read."""
         return bool(self.sites.linears)
 
     @property
     def steady(self) -> Bearers | None:
-        """The bearers, if what is launched for rows that go by adapters does not depend on which."""
+        """`bearers` if the kernels launched do not depend on which adapters the rows have, else None."""
         is_steady = self.is_open and all(site.added.steady for site in self.sites.linears + self.sites.heads)
         return self.bearers if is_steady else None
 
     def verdict(self) -> str:
-        """Why what adapters add depends on company, or nothing."""
+        """Return why an adapter's update depends on the other rows of a batch, or an empty string if it does not."""
         return trial.verdict(self.sites.linears + self.sites.heads, self._computing, self._device)
 
     def load(self, number: int, folder: Path) -> int:
-        """The bytes that it takes. From one thread at a time. Raises Refused, and then nothing has changed."""
+        """Load the adapter and return its size in bytes. Raises Refused, and then nothing has changed.
+
+        Called by one thread at a time.
+        """
         try:
             with opened_adapter(folder) as tensors:
                 others = [other for site in self.sites.heads if (other := other_head(site, tensors)) is not None]
@@ -85,13 +85,13 @@ class Wardrobe:
                 self.bearers.others.add(number)
         except Exception as error:
             self.unload(number)
-            if not isinstance(error, MemoryError | RuntimeError):  # which is what torch says when there is none
+            if not isinstance(error, MemoryError | RuntimeError):  # torch raises RuntimeError when out of memory
                 raise
             raise Refused(f"there is no room for the adapter in {folder}: {str(error).splitlines()[0]}") from None
         return num_bytes
 
     def unload(self, number: int) -> None:
-        """From the same threads, when no step uses it any more."""
+        """Unload the adapter, which no step may use any more. Same threading rule as `load`."""
         if (place := self._racks.find(number)) is not None:
             self._racks.free(number)
             for site in self.sites.linears + self.sites.heads:
@@ -119,7 +119,7 @@ def narrow_parts(site: Site, tensors: AdapterTensors) -> list[Narrow]:
 
 
 def other_head(site: Site, tensors: AdapterTensors) -> Other | None:
-    """Of this rank's part of the vocabulary, and zeros beyond its end."""
+    """Return the adapter's head for this rank's part of the vocabulary, padded with zeros; None if it has none."""
     part = site.parts[0]
     saved = tensors.whole(part.module, part.shape)
     if saved is None:

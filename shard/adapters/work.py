@@ -1,7 +1,6 @@
-"""What the kernels of adapters have to do: which rows go by which place on the racks. For the rows of one step, or
-written again and again where it stays, for steps that are captured.
+"""Work list of the LoRA kernels: which rows use which adapter slot.
 
-Knows nothing of matrices, nor of who says which rows are at hand.
+Made for one step, or rewritten in place at fixed addresses for captured steps.
 """
 
 from itertools import chain
@@ -13,21 +12,24 @@ from torch import Tensor
 from shard.adapters.racks import MOST_SIZE, Place
 from shard.device import Standing, sent
 
-ROWS = 16  # of one adapter, that an entry has at most
-ENTRY = 5  # numbers that tell a program what to do
+ROWS = 16  # maximum rows per entry; all have the same adapter
+ENTRY = 5  # integers per entry
 
-Hanging = list[tuple[Place, list[int]]]  # by place, with all rows that go by what hangs there
+Hanging = list[tuple[Place, list[int]]]  # sorted by place, each with all rows of its adapter
 
 
 class Work(NamedTuple):
-    """An entry is row and size of a place, the first of its rows in `rows`, how many, and where there is room for these
-    when they are narrow."""
+    """Work list of the LoRA kernels.
 
-    entries: Tensor  # [entries, ENTRY], of which the first ones count
-    rows: Tensor  # [held], which rows at hand
-    number: Tensor  # [1], of entries that count
-    room: int  # numbers that all rows have together when they are narrow
-    places: frozenset[Place] | None  # None: any, from step to step
+    An entry holds table row and padded rank of a slot, index of its first row in `rows`, number of rows, and offset of
+    these rows in the shrink output.
+    """
+
+    entries: Tensor  # [entries, ENTRY], of which the first `number` are valid
+    rows: Tensor  # [held], indices of rows of the pass
+    number: Tensor  # [1], number of valid entries
+    room: int  # size of the shrink output per part and split, in elements
+    places: frozenset[Place] | None  # slots used; None: unknown when the kernels are launched
 
     @classmethod
     def of(cls, hanging: Hanging, device: torch.device) -> "Work":
@@ -37,23 +39,23 @@ class Work(NamedTuple):
 
 
 class StandingWork:
-    """For up to so many rows."""
+    """Work list with fixed addresses for captured steps of up to `rows` rows."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._standing = Standing([ENTRY * rows, rows, 1], torch.int32, device)
 
     def of(self, rows: int) -> Work:
-        """What is there when a step of so many rows is run."""
+        """Return the view that a captured step of `rows` rows reads."""
         entries, held, number = self._standing.lists
         return Work(entries[:ENTRY * rows].view(-1, ENTRY), held[:rows], number, rows * MOST_SIZE, None)
 
     def write(self, hanging: Hanging) -> None:
-        """For the next step."""
+        """Write the work list of the next step."""
         self._standing.send(listed(hanging))
 
 
 def listed(hanging: Hanging) -> list[list[int]]:
-    """All entries, all rows, and the number of entries."""
+    """Return the flattened entries, all rows, and the number of entries."""
     entries: list[int] = []
     first = room = 0
     for place, rows in hanging:

@@ -1,7 +1,7 @@
-"""An adapter's folder, written as peft writes one: adapter_model.safetensors and adapter_config.json.
+"""Writer of an adapter in peft's format: adapter_model.safetensors and adapter_config.json.
 
-The same adapter makes the same bytes. What its own reader would not take is not written. Knows nothing of where the
-matrices come from; their products are added as they are, without a scale.
+The same adapter produces the same bytes. A config that `described` would reject is not written. The scale of every
+module is 1, so the matrices must already include it.
 """
 
 import json
@@ -20,11 +20,11 @@ from shard.adapters import described, tensors
 from shard.given import Given
 from shard.header import LENGTH, METADATA, Shape, count_bytes
 
-ALIGNED = 8  # bytes; the numbers begin at a multiple
+ALIGNED = 8  # bytes; the tensors' data begins at a multiple
 
 
 def write_tensors(folder: Path, dtype: str, shapes: Mapping[str, Shape], found: Iterable[Tensor]) -> None:
-    """One at a time, in the order of `shapes`. Raises ValueError."""
+    """Write the tensors one at a time; `found` yields them in the order of `shapes`. Raises ValueError."""
     with written(folder / tensors.FILE) as file:
         file.write(header(dtype, shapes))
         for tensor in found:
@@ -32,7 +32,7 @@ def write_tensors(folder: Path, dtype: str, shapes: Mapping[str, Shape], found: 
 
 
 def write_config(folder: Path, about: Mapping[str, Any], ranks: Mapping[str, int]) -> None:
-    """Of an adapter for modules of these ranks. `about` are settings that say nothing of them. Raises ValueError."""
+    """Write the config of an adapter with these ranks by module. `about`: further settings. Raises ValueError."""
     path = folder / described.FILE
     values = dict(about) | settings(ranks)
     check(Given(values, str(path)), ranks)
@@ -46,7 +46,7 @@ def write_config(folder: Path, about: Mapping[str, Any], ranks: Mapping[str, int
 
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-    """A new file, on the disk when it is left."""
+    """Create a file that must not exist yet, synced to disk on exit. Raises ValueError."""
     try:
         with path.open("xb") as file:
             yield file
@@ -69,7 +69,7 @@ def header(dtype: str, shapes: Mapping[str, Shape]) -> bytes:
 
 
 def settings(ranks: Mapping[str, int]) -> dict[str, Any]:
-    """Whose scale is 1 everywhere: an alpha of each rank."""
+    """Return settings with a scale of 1 for every module: each alpha equals the rank."""
     usual, patterns = rank_patterns(ranks)
     return {"peft_type": "LORA", "r": usual, "lora_alpha": usual, "rank_pattern": patterns, "alpha_pattern": patterns,
             "target_modules": sorted(ranks), "use_rslora": False, "bias": "none", "lora_dropout": 0.0,
@@ -77,8 +77,8 @@ def settings(ranks: Mapping[str, int]) -> dict[str, Any]:
 
 
 def rank_patterns(ranks: Mapping[str, int]) -> tuple[int, dict[str, int]]:
-    """The rank of most, and of others by the ends of their names, or by all of a name where that is not enough. The
-    longest come first, since the first that matches counts."""
+    """Return the most common rank, and the other ranks by suffix of the module's name or, where modules of a suffix
+    differ, by whole name. The longest patterns come first, because peft uses the first one that matches."""
     usual = most(ranks.values())
     by_end: dict[str, dict[str, int]] = defaultdict(dict)
     for module, rank in ranks.items():
@@ -96,7 +96,7 @@ def most(ranks: Iterable[int]) -> int:
 
 
 def check(given: Given, ranks: Mapping[str, int]) -> None:
-    """That a reader takes it, and takes it for what it is."""
+    """Check that the config can be read back and gives every module its rank and a scale of 1."""
     config = described.described(given)
     for module, rank in ranks.items():
         if config.rank_of(module) != rank or config.scale_of(module) != 1:

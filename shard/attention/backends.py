@@ -1,4 +1,4 @@
-"""What a backend of attention is, and which there are."""
+"""Interface of attention backends, and the table of implementations."""
 
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
@@ -12,36 +12,40 @@ from shard.layers.kernels import has_triton
 
 
 class Attention(Protocol):
-    """Queries meet the keys and values that their sequences have in the cache, each those up to its own position."""
+    """Attention backend. Each query attends to its sequence's cached keys and values up to its own position."""
 
     def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> Any:
-        """What all layers of a step need to know. The decodes stand in the first rows, in this order; a row that is in
-        no span gets zeros."""
+        """Return the plan of a step, which all layers use.
+
+        The decodes have the first rows, in this order; the output of a row in no span is zeros.
+        """
 
     def run(self, queries: Tensor, cache: Cache, layer: int, plan: Any) -> Tensor:
-        """From `queries`, [tokens, heads, head_dim], to [tokens, heads * head_dim], which holds until the next run.
-        The step's own keys and values are in the cache already."""
+        """Attend from `queries`, [tokens, heads, head_dim]; the result is [tokens, heads * head_dim].
+
+        The result is valid until the next run. The step's own keys and values must already be in the cache.
+        """
 
 
 class Frames(Protocol):
-    """Plans for tokens that decode, whose tensors stay where they are; one is used at a time."""
+    """Plans of decode steps whose tensors keep their addresses; one plan is used at a time."""
 
     def plan(self, rows: int) -> Any:
-        """For so many tokens, the first ones on the token axis."""
+        """Return the plan of a step of `rows` tokens, the first ones on the token axis."""
 
     def write(self, decodes: list[Span]) -> bool:
-        """What the next step is to read, as many as its plan is for; not if there is no room."""
+        """Write the spans of the next step, as many as its plan has rows. Return False if they do not fit."""
 
 
 @runtime_checkable
 class Framing(Attention, Protocol):
-    """Attention of which steps can be captured and repeated with other numbers."""
+    """Attention backend whose decode steps can be captured and replayed with other inputs."""
 
     def frames(self, rows: int, length: int, cache: Cache) -> Frames:
-        """For up to so many tokens that decode, in sequences that are as long at most."""
+        """Return plans for up to `rows` decodes of sequences of up to `length` tokens."""
 
 
-BACKENDS = {  # module and class; one is imported when it is chosen, since triton is not everywhere
+BACKENDS = {  # module and class; imported only if chosen, since triton may not be installed
     "reference": ("shard.attention.reference", "ReferenceAttention"),
     "cpu": ("shard.attention.cpu", "CpuAttention"),
     "triton": ("shard.attention.triton_paged", "TritonAttention"),
@@ -49,7 +53,7 @@ BACKENDS = {  # module and class; one is imported when it is chosen, since trito
 
 
 def choose_attention(asked: str, device: str) -> str:
-    """The key in BACKENDS; `device` is cpu or cuda."""
+    """Return the key in BACKENDS; `device` is cpu or cuda."""
     if asked == "cpu" and device != "cpu":
         raise ValueError(f"--attention cpu computes on CPU only, the model is on --device {device}; "
                          "use --attention auto")
@@ -65,7 +69,7 @@ def choose_attention(asked: str, device: str) -> str:
 
 
 def make_attention(name: str, num_heads: int, num_kv_heads: int, head_dim: int, variant: Variant = PLAIN) -> Attention:
-    """For one rank's heads."""
+    """Return the backend `name` for one rank's heads."""
     module, kind = BACKENDS[name]
     attention: Attention = getattr(import_module(module), kind)(num_heads, num_kv_heads, head_dim, variant)
     return attention

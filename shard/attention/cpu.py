@@ -1,11 +1,12 @@
-"""Attention on CPU through torch's own kernel, such that a token's bits depend on nothing but its sequence.
+"""Attention on CPU by torch's scaled_dot_product_attention. A token's bits depend only on its sequence.
 
-The kernel gives a row the same bits whenever the shape it is computed in is the same. So the shape follows from the
-row's position: queries go in tiles of exactly 16 rows, and keys are gathered to a length that the position gives.
-Decodes of one length share a call, each with tiles of its own. A chunk is cut into pieces of one length; its tiles are
-filled with the heads of token after token. What else stands in a tile or a call is of no consequence.
+The kernel gives a row the same bits whenever the shape of the call is the same. So the shape follows from the row's
+position alone: queries are packed in tiles of exactly 16 rows, and keys are gathered to a length that the position
+determines. Decodes of one gathered length share a call, each with tiles of its own. A chunk is cut into pieces of one
+gathered length; the heads of its tokens, token after token, fill its tiles. Other rows of a tile or a call do not
+change a row's bits.
 
-Under a sliding window the keys are gathered from a multiple of 512 on that the position gives as well.
+Under a sliding window the gathered keys begin at a multiple of 512, which the position determines as well.
 """
 
 from collections.abc import Iterator
@@ -25,12 +26,12 @@ from shard.cache import UNIT, Cache
 
 TILE = 16
 PIECE = 64  # positions; gathered lengths change only at multiples of it
-LONG = 512  # between two long lengths
-GATHERED_BYTES = 2**21  # in one call, for each thread: what was gathered should still be near when it is read
+LONG = 512  # gathered lengths above LONG // 2 are multiples of it
+GATHERED_BYTES = 2**21  # limit per call and thread, so that gathered data is still in the CPU's cache when it is read
 
 
 def gathered_length(num_places: int) -> int:
-    """How many places are gathered for a row that sees so many."""
+    """Return how many positions are gathered for a row that attends to `num_places`."""
     if num_places > LONG // 2:
         return -(-num_places // LONG) * LONG
     return max(PIECE, 1 << (num_places - 1).bit_length())
@@ -38,12 +39,12 @@ def gathered_length(num_places: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Which places are gathered for a span, under a window."""
+    """Range of positions that is gathered for a span under a sliding window."""
 
-    window: int  # places that a token sees, 0: all
+    window: int  # positions that a token attends to; 0: all
 
     def first(self, span: Span) -> int:
-        """The same for all tokens of a piece."""
+        """Return the first position gathered. It is the same for all tokens of a piece."""
         if not self.window:
             return 0
         return max(0, span.start // PIECE * PIECE - self.window + 1) // LONG * LONG
@@ -53,19 +54,19 @@ class Reach:
 
 
 class Call(NamedTuple):
-    """One call of the kernel. The first two axes of what it takes are decodes and kv_heads, or kv_heads and tiles."""
+    """One call of the kernel. The first two axes of its arguments are decodes and kv_heads, or kv_heads and tiles."""
 
     tokens: slice  # on the token axis
-    tiles: Tensor  # [.., .., 16, head_dim], zeros beside `rows`
-    rows: Tensor  # [tokens, kv_heads, group, head_dim], where the queries stand in `tiles`
+    tiles: Tensor  # [.., .., 16, head_dim], zeros outside `rows`
+    rows: Tensor  # [tokens, kv_heads, group, head_dim], view of `tiles` to which the queries are copied
     keys: Tensor  # [.., .., length, head_dim]
     values: Tensor  # [.., .., length, head_dim]
     mask: Tensor  # [.., .., 16 or 1, length], added to the scores
-    result: Tensor  # [tokens, kv_heads, group, head_dim], a part of the output
+    result: Tensor  # [tokens, kv_heads, group, head_dim], view of the output
 
 
 class Gathering(NamedTuple):
-    """What is copied from the cache, and the calls that read it."""
+    """Copy of units from the cache, and the kernel calls that read it."""
 
     units: Tensor  # [units]
     target: Tensor  # [units, 16 * 2 * kv_heads * head_dim]
@@ -76,8 +77,8 @@ class Gathering(NamedTuple):
 class Plan:
     gatherings: list[Gathering]
     output: Tensor  # [tokens, heads * head_dim]
-    order: Tensor | None  # [tokens], puts decodes of one length side by side; None if they stand so
-    back: Tensor | None  # [tokens]
+    order: Tensor | None  # [tokens], sorts decodes by gathered length; None if they are sorted already
+    back: Tensor | None  # [tokens], inverse of `order`
 
 
 class CpuAttention:
@@ -87,11 +88,11 @@ class CpuAttention:
         self._attend = partial(scaled_dot_product_attention, scale=variant.scale)
         if variant.softcap:
             self._attend = partial(capped_attention, scale=variant.scaling(head_dim), softcap=variant.softcap)
-        self._memory = torch.empty(0)  # for what is gathered; kept, since new memory is slow
+        self._memory = torch.empty(0)  # buffer for gathered keys and values; kept, since allocating is slow
 
     def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> dict[int, Plan]:
-        """By window."""
-        if self._shape[1] > TILE:  # one token's heads fill several tiles, as a piece does
+        """Return the plans by window size."""
+        if self._shape[1] > TILE:  # one token's heads need several tiles, so a decode is handled as a chunk
             decodes, chunks = [], decodes + chunks
         return {window: self._plan(Reach(window), decodes, chunks, num_tokens, cache) for window in self._variant.kinds}
 
@@ -123,7 +124,7 @@ class CpuAttention:
             for tokens, tiles, rows, keys, values, mask, result in calls:
                 rows.copy_(queries[tokens])
                 found = self._attend(tiles, keys, values, mask).contiguous()
-                result.copy_(found.as_strided(rows.shape, rows.stride()))  # where the queries stood in the tiles
+                result.copy_(found.as_strided(rows.shape, rows.stride()))  # results have the layout of `tiles`
         return output if back is None else output.index_select(0, back)
 
     def _grow(self, num_places: int, cache: Cache) -> None:
@@ -134,13 +135,13 @@ class CpuAttention:
 
 def capped_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, *, scale: float,
                      softcap: float) -> Tensor:
-    """Scores come near to `softcap` at most. In float32; shapes are those of `Call`."""
+    """Attend with scores soft-capped at `softcap`, computed in float32. Shapes are those of `Call`."""
     scores = torch.matmul(queries.float(), keys.float().mT).mul_(scale / softcap).tanh_().mul_(softcap)
     return torch.matmul((scores + mask).softmax(-1), values.float()).to(queries.dtype)
 
 
 class Planner:
-    """Makes the plan of one step, for layers of one window."""
+    """Builder of one step's plan for layers of one window size."""
 
     def __init__(self, shape: tuple[int, int, int], cache: Cache, memory: Tensor, reach: Reach, spans: list[Span],
                  *, num_tokens: int) -> None:
@@ -149,12 +150,12 @@ class Planner:
         self._memory = memory
         self._reach = reach
         self._edge = Edge(max(span.end - reach.first(span) for span in spans), reach.window)
-        self._tiles_of_piece: dict[int, Tensor] = {}  # by its number of tokens
+        self._tiles_of_piece: dict[int, Tensor] = {}  # by the piece's number of tokens
         self.output = torch.zeros(num_tokens, prod(shape), dtype=cache.dtype)
         self._results = self.output.view(num_tokens, *shape)
 
     def plan_decodes(self, batches: list[list[Span]]) -> list[Gathering]:
-        """The batches stand on the token axis one after the other."""
+        """Plan batches of decodes, which follow each other on the token axis."""
         ends = list(accumulate(map(len, batches)))
         return [self._decode(spans, slice(end - len(spans), end)) for spans, end in zip(batches, ends, strict=True)]
 
@@ -169,7 +170,7 @@ class Planner:
         return Gathering(self._units([(span, self._reach.first(span)) for span in spans], length), target, [call])
 
     def plan_chunks(self, chunks: list[list[Span]]) -> list[Gathering]:
-        """Each as its pieces."""
+        """Plan chunks, each given as its pieces."""
         if not chunks:
             return []
         pieces = [piece for some in chunks for piece in some]
@@ -183,7 +184,7 @@ class Planner:
         return Gathering(self._units([(pieces[-1], first)], length), target, calls)
 
     def _piece(self, piece: Span, first: int, keys: Tensor, values: Tensor, slope: "Slope") -> Call:
-        """`keys` and `values` are those of the chunk from its `first` place on, [kv_heads, places, head_dim]."""
+        """Plan one piece. `keys`, `values`: the chunk's from position `first` on, [kv_heads, places, head_dim]."""
         kv_heads, group, head_dim = self._shape
         tiles = self._tiles(piece.length)
         rows = tiles.view(kv_heads, -1, head_dim)[:, :piece.length * group]  # [kv_heads, tokens * group, head_dim]
@@ -197,7 +198,10 @@ class Planner:
         return Call(tokens, tiles, rows, keys, values, mask, self._results[tokens])
 
     def _tiles(self, num_tokens: int) -> Tensor:
-        """[kv_heads, tiles, 16, head_dim] for a piece. Pieces of equally many tokens use the same, one by one."""
+        """Return the tiles of a piece, [kv_heads, tiles, 16, head_dim].
+
+        Pieces with equally many tokens share one tensor, since their calls run one after the other.
+        """
         kv_heads, group, head_dim = self._shape
         if num_tokens not in self._tiles_of_piece:
             size = (kv_heads, num_tiles(num_tokens * group), TILE, head_dim)
@@ -205,12 +209,13 @@ class Planner:
         return self._tiles_of_piece[num_tokens]
 
     def _units(self, spans: list[tuple[Span, int]], length: int) -> Tensor:
-        """For each span those from a first place on."""
+        """Return the cache units of each span from its first position on, padded to `length` positions."""
         return integers([unit for span, first in spans
                          for unit in self._cache.units_of(span.blocks, first, span.end, length)])
 
     def _gathered(self, count: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
-        """[units, ..] to copy to, and then in it the keys and the values, each [count, kv_heads, length, head_dim]."""
+        """Return the buffer to copy units to, [units, ..], and its keys and its values as views, each [count,
+        kv_heads, length, head_dim]."""
         kv_heads, _, head_dim = self._shape
         memory = self._memory[:count * length * self._cache.width]
         keys, values = memory.view(count, length, 2, kv_heads, head_dim).permute(2, 0, 3, 1, 4)
@@ -218,11 +223,13 @@ class Planner:
 
 
 class Edge:
-    """A row of a mask is zero as far as its token may look, and minus infinity before and beyond: all are windows of
-    one edge. Places count from the first that is gathered."""
+    """Mask rows, which are zero at positions that a token attends to and minus infinity elsewhere.
+
+    All rows are slices of one vector. Positions count from the first that is gathered.
+    """
 
     def __init__(self, end: int, window: int) -> None:
-        """For places before `end`, and for those of the rows that fill a piece's last tile."""
+        """Cover positions before `end`, and the higher ones of rows that pad a piece's last tile."""
         self._height = end + PIECE + TILE
         self._values = torch.zeros(self._height + LONG)
         self._values[self._height:] = -torch.inf
@@ -230,27 +237,27 @@ class Edge:
             self._values[:max(0, self._height - window)] = -torch.inf
 
     def rows(self, places: list[int], length: int) -> Tensor:
-        """[places, length], where `length` is at most by 512 more than a place."""
+        """Return the mask rows of tokens at `places`, [places, length]; `length` exceeds no place by more than 512."""
         windows = self._values.unfold(0, length, 1)
         return windows.index_select(0, integers([self._height - 1 - place for place in places]))
 
 
 class Slope:
-    """The masks of all pieces are windows of one, since the diagonal is the same in each.
+    """Masks of all pieces, as slices of one matrix, since all have the same diagonal.
 
-        0 0 0 0 0 - - -      a token of the piece that starts latest; an earlier piece uses columns further to the right
+        0 0 0 0 0 - - -      first token of the piece that starts latest; an earlier piece uses columns to the right
         0 0 0 0 0 0 - -      the next token
     """
 
     def __init__(self, edge: Edge, pieces: list[tuple[Span, int]], group: int) -> None:
-        """Pieces, each with the first place that is gathered for it."""
+        """`pieces`: each with the first position gathered for it; `group`: query heads per KV head."""
         self._latest = max(piece.start - first for piece, first in pieces)
         num_rows = max(num_tiles(piece.length * group) for piece, _ in pieces) * TILE
         places = [self._latest + row // group for row in range(num_rows)]
         self._rows = edge.rows(places, self._latest + LONG)
 
     def mask(self, start: int, tiles: int, length: int) -> Tensor:
-        """[1, tiles, 16, length] for a piece that starts there."""
+        """Return the mask [1, tiles, 16, length] of a piece that starts at `start`."""
         left = self._latest - start
         return self._rows[:tiles * TILE, left:left + length].view(1, tiles, TILE, length)
 
@@ -260,19 +267,19 @@ def num_tiles(num_rows: int) -> int:
 
 
 def batched(ordered: list[Span], reach: Reach, most_places: int) -> Iterator[list[Span]]:
-    """Decodes that share a call: of one length, and no more than are gathered at a time."""
+    """Yield decodes that share a call: of one gathered length, and with at most `most_places` positions together."""
     for length, same in groupby(ordered, reach.length):
         spans, most = list(same), max(1, most_places // length)
         yield from (spans[first:first + most] for first in range(0, len(spans), most))
 
 
 def gathered_by(pieces: list[Span], reach: Reach) -> int:
-    """How many places are gathered for all pieces of a chunk together."""
+    """Return how many positions are gathered for all pieces of a chunk together."""
     return max(reach.first(piece) + reach.length(piece) for piece in pieces) - reach.first(pieces[0])
 
 
 def cut(chunk: Span) -> Iterator[Span]:
-    """Into pieces that end where lengths may change."""
+    """Cut a chunk into pieces at multiples of PIECE, where gathered lengths may change."""
     start = chunk.start
     while start < chunk.end:
         end = min(chunk.end, (start // PIECE + 1) * PIECE)

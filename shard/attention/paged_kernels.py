@@ -1,11 +1,11 @@
-"""Attention over a cache in blocks, as Triton kernels: one for tokens that decode, one for chunks of prompts.
+"""Paged attention as Triton kernels: one for decodes, one for chunks of prompts.
 
-Places are taken in splits of SPLIT, counted from a sequence's first token, and a split in tiles of TILE. Within a split
-a row's softmax runs on from tile to tile; splits are then merged in their order. Both kernels do so by the same
-functions, so how a row came about, alone or in a chunk, changes neither what it adds up nor the order. A tile that a
-row may not look into changes nothing of that row.
+A sequence's positions are processed in splits of SPLIT, counted from its first token, and a split in tiles of TILE.
+Within a split the softmax is computed online, tile by tile; splits are then merged in order. Both kernels share these
+functions, so a row adds up the same numbers in the same order whether it is decoded or part of a chunk. A tile that is
+masked completely for a row does not change that row.
 
-Knows tensors only by their addresses; `triton_paged.py` says what stands where.
+`triton_paged.py` describes the layout of the arguments.
 """
 
 import triton
@@ -16,18 +16,18 @@ LOG2E = tl.constexpr(1.4426950408889634)  # the softmax is computed in powers of
 
 @triton.jit
 def scores_of(queries, keys, scale, softcap, CAPPED: tl.constexpr):
-    """[rows, places], as exponents of two."""
+    """Return the attention scores, [rows, places], as exponents of two."""
     found = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
     if CAPPED:
         small = tl.exp2(tl.abs(found) * (-2 * LOG2E / softcap))
-        bent = (1 - small) / (1 + small)  # the hyperbolic tangent, but for the sign
+        bent = (1 - small) / (1 + small)  # absolute value of the hyperbolic tangent
         found = softcap * tl.where(found < 0, -bent, bent)
     return found * LOG2E
 
 
 @triton.jit
 def merged(best, total, mixed, more_best, more_total, more_mixed):
-    """Two softmaxes over places that follow each other, as one. Where a row saw nothing, `best` is minus infinity."""
+    """Merge two partial softmaxes. If all positions of a row are masked, its `best` is minus infinity."""
     peak = tl.maximum(best, more_best)
     around = tl.where(peak == float("-inf"), 0.0, peak)
     fade, more_fade = tl.exp2(best - around), tl.exp2(more_best - around)
@@ -39,8 +39,8 @@ def merged(best, total, mixed, more_best, more_total, more_mixed):
 def over_split(queries, own, table, keys, values, slot_stride, head, begin, end, scale, softcap,
                CAPPED: tl.constexpr, WINDOW: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr,
                BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr):
-    """The softmax of rows whose own positions are `own` over places from `begin` to `end`: greatest exponent, sum and
-    mixed values, none of them divided yet."""
+    """Return the partial softmax over positions `begin` to `end` for rows at positions `own`: maximum exponent, sum,
+    and weighted sum of values, not divided by the sum yet."""
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, HEAD_PAD], tl.float32)
@@ -70,7 +70,7 @@ def over_split(queries, own, table, keys, values, slot_stride, head, begin, end,
 
 @triton.jit
 def first_place(position, WINDOW: tl.constexpr, TILE: tl.constexpr):
-    """Of the tiles that a token at this position looks into."""
+    """Return the start of the first tile that a token at this position attends to."""
     if WINDOW:
         return tl.maximum(position - WINDOW + 1, 0) // TILE * TILE
     return 0
@@ -81,8 +81,10 @@ def decode_splits(queries, keys, values, table, work, entries, best, total, mixe
                   slot_stride, scale, softcap, CAPPED: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr,
                   HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr,
                   TILE: tl.constexpr, ROWS: tl.constexpr):
-    """Splits of tokens that decode, for the heads that share a key. So many programs take turns with the entries of
-    `work` that a launch need not know how many there are: `entries` ends with their number."""
+    """Compute splits of decodes for the heads that share a KV head. Grid: (programs, KV heads).
+
+    Programs loop over the entries of `work`, so a launch need not know how many there are: the last number in
+    `entries` is their count."""
     head, rows, dims = tl.program_id(1), tl.arange(0, ROWS), tl.arange(0, HEAD_PAD)
     heads = head * GROUP + rows
     real = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
@@ -108,8 +110,7 @@ def decode_splits(queries, keys, values, table, work, entries, best, total, mixe
 
 @triton.jit
 def decode_merge(best, total, mixed, output, entries, HEAD_DIM: tl.constexpr, HEAD_PAD: tl.constexpr):
-    """What a token's splits amount to: a program for each token that decodes, and each head. The splits of the token
-    are those from its place in `entries` to the next."""
+    """Merge the splits of each decode. Grid: (decodes, heads). Decode i has splits `entries[i]` to `entries[i + 1]`."""
     token, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     dims = tl.arange(0, HEAD_PAD)
     one = tl.arange(0, 1).to(tl.int64)
@@ -130,8 +131,9 @@ def chunk_tiles(queries, keys, values, table, tiles, output, token_stride, slot_
                 CAPPED: tl.constexpr, WINDOW: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
                 HEAD_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr,
                 ROWS: tl.constexpr):
-    """Some tokens of a chunk, for the heads that share a key: a program for each entry of `tiles` and each such key.
-    Row after row stand the heads of a token, then those of the next."""
+    """Compute one tile of a chunk's tokens for the heads that share a KV head. Grid: (tiles, KV heads).
+
+    Rows are ordered by token, then by head."""
     entry, head = tl.program_id(0), tl.program_id(1)
     token = tl.load(tiles + 4 * entry).to(tl.int64)
     first_block = tl.load(tiles + 4 * entry + 1).to(tl.int64)

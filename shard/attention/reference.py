@@ -1,7 +1,7 @@
-"""Attention in plain torch, on any device: obviously right, and slow.
+"""Reference attention in plain torch, on any device: simple and slow.
 
-Every span is computed by itself, in float32, so its company does not change a bit of it; how a prompt is cut into
-chunks does.
+Every span is computed by itself, in float32, so a row's bits do not depend on other spans. They do depend on how a
+prompt is cut into chunks.
 """
 
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ PIECE = 128  # tokens
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one span looks at."""
+    """Cache slots and mask of one span."""
 
     rows: slice  # on the token axis
-    slots: Tensor  # [places] from the sequence's first token to the span's last
-    hidden: Tensor  # [length, places], where a place is later than the token, or out of its window
+    slots: Tensor  # [places], from the sequence's first token to the span's last
+    hidden: Tensor  # [length, places], True where a position is later than the token or outside its window
 
 
 class ReferenceAttention:
@@ -34,7 +34,7 @@ class ReferenceAttention:
 
     def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int,  # noqa: ARG002
              cache: Cache) -> dict[int, list[Look]]:
-        """By window."""
+        """Return the spans' slots and masks by window size."""
         spans = [*decodes, *(piece for chunk in chunks for piece in pieces(chunk))]
         return {window: [look(span, cache, window) for span in spans] for window in self._variant.kinds}
 
@@ -61,7 +61,7 @@ class ReferenceAttention:
 
 
 def pieces(chunk: Span) -> Iterator[Span]:
-    """The scores of a long chunk far into a prompt would not fit into memory together."""
+    """Cut a chunk, since the scores of a long chunk far into a prompt would not fit into memory together."""
     for first in range(0, chunk.length, PIECE):
         yield Span(chunk.row + first, chunk.start + first, min(PIECE, chunk.length - first), chunk.blocks)
 

@@ -1,5 +1,4 @@
-"""A span: tokens of one sequence that a step runs, side by side on the token axis. Knows nothing of tensors but how
-integers become one."""
+"""Span: the tokens of one sequence that a step runs, consecutive on the token axis."""
 
 from array import array
 from collections.abc import Sequence
@@ -21,5 +20,5 @@ class Span(NamedTuple):
 
 
 def integers(values: Sequence[int]) -> Tensor:
-    """As `torch.tensor`, at a seventh of the time."""
+    """Return an int64 tensor of the values, in a seventh of the time of `torch.tensor`."""
     return torch.frombuffer(array("q", values), dtype=torch.int64) if values else torch.empty(0, dtype=torch.int64)

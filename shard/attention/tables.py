@@ -1,8 +1,7 @@
-"""Block tables that stay on the device from step to step, a row of them for each that decodes: only what is new goes
-there.
+"""Block tables that stay on the device between steps, one row per decode; only new blocks are copied.
 
-A sequence's list of blocks is one list for as long as the sequence lives, and only grows. In which row it stands may be
-another with every step. Knows nothing of what is read through the tables.
+This relies on a sequence's block list being the same list object for the sequence's whole life, and only growing. Its
+row may change with every step.
 """
 
 from collections.abc import Sequence
@@ -14,14 +13,17 @@ from shard.device import Standing
 
 class Tables:
     def __init__(self, rows: int, width: int, device: torch.device) -> None:
-        """With so many blocks at most in each."""
+        """Allocate `rows` rows of at most `width` blocks."""
         self.width = width
-        self.there = torch.zeros(rows * width, dtype=torch.int32, device=device)  # one row behind the other
-        self._known: list[tuple[list[int], int]] = [([], 0)] * rows  # whose blocks stand there, and how many
+        self.there = torch.zeros(rows * width, dtype=torch.int32, device=device)  # all rows, one after the other
+        self._known: list[tuple[list[int], int]] = [([], 0)] * rows  # by row: the block list copied, and how many of it
         self._standing = Standing([rows * width] * 2, torch.int32, device)
 
     def write(self, tables: Sequence[tuple[list[int], int]]) -> int:
-        """For the first rows: a sequence's blocks, and how many of them are looked at. Returns how many went there."""
+        """Update the first rows. `tables`: each sequence's block list and how many of its blocks are used.
+
+        Return the number of blocks copied.
+        """
         places: list[int] = []
         blocks: list[int] = []
         for row, (table, count) in enumerate(tables):

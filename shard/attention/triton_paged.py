@@ -1,9 +1,8 @@
-"""Attention by Triton kernels that read the cache where it stands, through block tables.
+"""Paged attention by the Triton kernels of `paged_kernels.py`.
 
-A token that decodes is cut into splits of a fixed number of places, so that long texts keep the whole device busy; what
-each amounts to is written down and merged in order. A chunk is cut into tiles of tokens. What a plan says in numbers
-goes to the device at once, or, where a step is to be repeated with other numbers, to where those before stood. The
-kernels are in `paged_kernels.py`.
+A decode is cut into splits of a fixed number of positions, so that long sequences use the whole device; the splits'
+results are stored and merged in order. A chunk is cut into tiles of tokens. A plan's integers are copied to the device
+in one piece, or, for captured steps, to the same addresses every time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,21 +21,23 @@ from shard.attention.variant import Variant
 from shard.cache import Cache
 from shard.device import Standing, sent
 
-SPLIT = 256  # places
-FEWEST = 16  # rows of a product, and its width
-WIDE = 128  # head_dim from which on programs have half the rows
+SPLIT = 256  # positions
+FEWEST = 16  # smallest size of each axis of tl.dot
+WIDE = 128  # head_dim above which programs have half the rows
 WARPS, STAGES = 4, 2
-PROGRAMS = 1024  # at least, where a launch does not know how many splits there will be
-MOST_BYTES = 2**28  # for what splits amount to, where it is not known how many there will be
-ENTRY = 4  # numbers that say what a program is to do
+PROGRAMS = 1024  # programs of a launch that does not know its number of splits, over all KV heads
+MOST_BYTES = 2**28  # limit of the splits' results in captured steps, where the number of splits is not known
+ENTRY = 4  # integers per entry of `work` and `tiles`
 
 
 class Sizes(NamedTuple):
-    """Of programs: as large as their numbers fit into registers, on cards from compute capability 8.0 on. Tokens that
-    decode have as many rows as chunks, most of them empty: a product of another shape would add up in another order."""
+    """Sizes of a program's tiles, as large as registers allow on GPUs of compute capability 8.0 and above.
 
-    tile: int  # places that are read at once
-    rows: int  # heads of tokens
+    Decodes use as many rows as chunks, most of them padding: a tl.dot of another shape would add in another order.
+    """
+
+    tile: int  # positions read at once
+    rows: int  # query rows: heads of one or several tokens
 
     @classmethod
     def of(cls, group: int, head_dim: int, dtype: torch.dtype) -> "Sizes":
@@ -48,35 +49,37 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """Of a step, for layers of one window."""
+    """Decodes of a step, for layers of one window size."""
 
     work: Tensor  # [splits, 4]: row on the token axis, first block in the table, position, number of the split
-    entries: Tensor  # [decodes + 1], the first split of each in `work`, and the end
+    entries: Tensor  # [decodes + 1], index of each decode's first split in `work`, and the number of splits
     found: "Found"
-    programs: int  # that take turns with the splits
+    programs: int  # that loop over the splits
 
     def __len__(self) -> int:
         return len(self.entries) - 1
 
 
 class Found(NamedTuple):
-    """What splits amount to."""
+    """Partial softmax of each split."""
 
-    best: Tensor  # [splits, heads], the greatest exponent of each
-    total: Tensor  # [splits, heads]
-    mixed: Tensor  # [splits, heads, head_dim]
+    best: Tensor  # [splits, heads], maximum exponent
+    total: Tensor  # [splits, heads], sum of the weights
+    mixed: Tensor  # [splits, heads, head_dim], weighted sum of the values
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    table: Tensor  # the blocks of all spans, one span's behind the other's
-    decodes: dict[int, Decodes]  # by window; empty if nobody decodes
+    table: Tensor  # block tables of all spans, one after the other
+    decodes: dict[int, Decodes]  # by window size; empty if there are none
     tiles: Tensor  # [tiles, 4]: first row on the token axis, first block in the table, first position, tokens
-    constants: dict[int, dict[str, int]]  # of kernels, by window
-    covers_all: bool  # every token is in a span
+    constants: dict[int, dict[str, int]]  # constant arguments of the kernels, by window size
+    covers_all: bool  # whether every token is in a span
 
 
 class TritonAttention:
+    """Attention backend that reads the paged cache by Triton kernels; its decode steps can be captured."""
+
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, variant: Variant) -> None:
         self._heads, self.num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
         self._group = num_heads // num_kv_heads
@@ -94,16 +97,16 @@ class TritonAttention:
         return Plan(table, there, tiles.view(-1, ENTRY), self.constants(cache), covers_all)
 
     def frames(self, rows: int, length: int, cache: Cache) -> "Frames":
-        """For up to so many tokens that decode, in sequences that are as long at most."""
+        """Return plans for up to `rows` decodes of sequences of up to `length` tokens."""
         return Frames(self, self._variant.kinds, rows, length, cache)
 
     @property
     def split_bytes(self) -> int:
-        """That most of what one split amounts to takes."""
+        """Size of one split's `mixed`, which is nearly all of its result."""
         return 4 * self._heads * self._head_dim
 
     def numbers(self, decodes: list[Span], chunks: list[Span], cache: Cache) -> list[list[int]]:
-        """What a plan says: the table, the tiles, and for each window the splits, before them where a token's begin."""
+        """Return a plan's integers: the table, the tiles, and for each window size `entries` and `work` of Decodes."""
         tables = [span.blocks[:-(-span.end // cache.block_size)] for span in [*decodes, *chunks]]
         firsts = list(accumulate(map(len, tables), initial=0))
         tiles = [entry for first, chunk in zip(firsts[len(decodes):], chunks, strict=False)
@@ -111,8 +114,10 @@ class TritonAttention:
         return [list(chain(*tables)), tiles, *self.works(decodes, firsts, cache)]
 
     def works(self, decodes: list[Span], firsts: Sequence[int], cache: Cache) -> list[list[int]]:
-        """For each window the splits, before them where a token's begin. Blocks of a token begin in the table at its
-        number in `firsts`."""
+        """Return `entries` and `work` of Decodes for each window size.
+
+        `firsts`: index in the table of each decode's first block.
+        """
         tile, numbers = self._sizes(cache).tile, list[list[int]]()
         for window in self._variant.kinds:
             works = [work_of(span, first, window, tile) for span, first in zip(decodes, firsts, strict=False)]
@@ -125,15 +130,15 @@ class TritonAttention:
                        for shape in (each, each, (*each, self._head_dim))))
 
     def constants(self, cache: Cache) -> dict[int, dict[str, int]]:
-        """Of kernels, by window."""
+        """Return the constant arguments of the kernels by window size."""
         return {window: self._constants(window, self._sizes(cache), cache) for window in self._variant.kinds}
 
     def _sizes(self, cache: Cache) -> Sizes:
         return Sizes.of(self._group, self._head_dim, cache.dtype)
 
     def run(self, queries: Tensor, cache: Cache, layer: int, plan: Plan) -> Tensor:
-        """`queries` is [tokens, heads, head_dim], of which tokens may stand apart; the result [tokens, heads *
-        head_dim]."""
+        """`queries` is [tokens, heads, head_dim], where the stride of tokens may be larger than a token's queries; the
+        result is [tokens, heads * head_dim]."""
         make = torch.empty if plan.covers_all else torch.zeros
         output = make(len(queries), self._heads * self._head_dim, dtype=queries.dtype, device=queries.device)
         read = queries, cache.keys[layer], cache.values[layer], plan.table
@@ -158,8 +163,10 @@ class TritonAttention:
 
 
 class Frames:
-    """Plans for tokens that decode, whose tensors stay where they are: what was captured with a plan is repeated with
-    other numbers. They share what they are made of, so one is used at a time."""
+    """Plans of decode steps whose tensors keep their addresses, so that a captured step can be replayed.
+
+    All plans share these tensors, so only one is used at a time.
+    """
 
     def __init__(self, attention: TritonAttention, windows: Sequence[int], rows: int, length: int,
                  cache: Cache) -> None:
@@ -172,7 +179,7 @@ class Frames:
         self._found = attention.room(self._splits, cache.device)
 
     def plan(self, rows: int) -> Plan:
-        """For so many tokens, the first ones on the token axis; all are in spans."""
+        """Return the plan of a step of `rows` tokens, the first ones on the token axis, all of them in spans."""
         standing = self._standing.lists
         programs = min(self._splits, max(rows, PROGRAMS // self._attention.num_kv_heads))
         there = {window: Decodes(work.view(-1, ENTRY), entries[:rows + 1], self._found, programs)
@@ -181,7 +188,7 @@ class Frames:
         return Plan(self._tables.there, there, self._no_tiles, constants, covers_all=True)
 
     def write(self, decodes: list[Span]) -> bool:
-        """What the next step is to read, as many as its plan is for; not if there is no room."""
+        """Write the spans of the next step, as many as its plan has rows. Return False if they do not fit."""
         tables = [(span.blocks, -(-span.end // self._cache.block_size)) for span in decodes]
         firsts = range(0, len(decodes) * self._tables.width, self._tables.width)
         works = self._attention.works(decodes, firsts, self._cache)
@@ -193,7 +200,7 @@ class Frames:
 
 
 def work_of(span: Span, first: int, window: int, tile: int) -> list[int]:
-    """The splits that a decode looks into, whose blocks begin at `first` in the table."""
+    """Return the entries of the splits that a decode attends to. `first`: index in the table of its first block."""
     begin = max(0, span.end - window) // tile * tile if window else 0
     splits = range(begin // SPLIT, -(-span.end // SPLIT))
     work = [span.row, first, span.start, 0] * len(splits)
@@ -202,12 +209,12 @@ def work_of(span: Span, first: int, window: int, tile: int) -> list[int]:
 
 
 def tiles_of(chunk: Span, first: int, each: int) -> Iterator[int]:
-    """Of a chunk whose blocks begin at `first` in the table; so many tokens in each."""
+    """Yield the entries of a chunk's tiles of `each` tokens. `first`: index in the table of its first block."""
     for start in range(0, chunk.length, each):
         yield from (chunk.row + start, first, chunk.start + start, min(each, chunk.length - start))
 
 
 def padded(head_dim: int) -> int:
-    """As wide as products are computed."""
+    """Return the width to which head_dim is padded for tl.dot."""
     width: int = next_power_of_2(head_dim)
     return max(FEWEST, width)

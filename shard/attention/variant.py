@@ -1,4 +1,4 @@
-"""What a model's attention does beyond the usual. Knows nothing of how it is computed."""
+"""Options of a model's attention: scale, logit soft-capping and sliding windows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    scale: float | None = None  # of queries times keys; None: one over the root of head_dim
-    softcap: float = 0.0  # what such products come near to at most, 0: no bound
-    windows: Sequence[int] = ()  # by layer, how many places a token sees, its own among them, 0: all; empty: all
+    scale: float | None = None  # factor of the scores; None: one over the square root of head_dim
+    softcap: float = 0.0  # soft limit of the scores; 0: none
+    windows: Sequence[int] = ()  # by layer: positions that a token attends to, its own included, 0: all; empty: all
 
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
 
     @property
     def kinds(self) -> list[int]:
-        """Of windows, each once."""
+        """Distinct window sizes."""
         return sorted(set(self.windows)) or [0]
 
     def scaling(self, head_dim: int) -> float:

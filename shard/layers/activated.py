@@ -1,7 +1,6 @@
-"""A product with GELU behind it, such that a row's bits do not depend on the others.
+"""Linear followed by GELU. With exact or packed variants, a row's bits do not depend on other rows.
 
-torch's own `gelu` would not do, for the reason that is told in `gated.py`. Packed, the product computes it on its way.
-Knows nothing of ranks.
+torch's `gelu` does not guarantee that, for the reason given in `gated.py`. A packed linear has GELU fused into it.
 """
 
 import math
@@ -24,7 +23,7 @@ class ActivatedLinear:
 
 
 def exact_gelu(x: Tensor, approximate: str) -> Tensor:
-    """In float32, of operations each of which gives a number the same bits wherever it stands."""
+    """Compute GELU in float32, by operations that give a number the same bits at any index of a tensor."""
     if approximate == "tanh":  # as in gated.py
         bent = (x * x).mul_(0.044715).add_(1).mul_(x).mul_(-2 * math.sqrt(2 / math.pi))
         return x / bent.exp_().add_(1)
@@ -32,7 +31,7 @@ def exact_gelu(x: Tensor, approximate: str) -> Tensor:
 
 
 class SeparatelyActivatedLinear:
-    """Something may be added to what the product makes, before the activation."""
+    """Linear with separate GELU, so that an adapter's update can be added before the activation."""
 
     def __init__(self, linear: Linear, approximate: str) -> None:
         self._linear = linear
@@ -43,10 +42,10 @@ class SeparatelyActivatedLinear:
 
 
 class PackedActivatedLinear:
-    """The activation is computed in float32, before a result is rounded."""
+    """Packed linear with fused GELU, which is computed in float32 before the result is rounded."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, approximate: str) -> None:
-        """The weight is copied, and may be forgotten."""
+        """`weight` is copied, so the caller may free it."""
         self._weight = pack(weight)
         self._bias = bias
         self._approximate = approximate

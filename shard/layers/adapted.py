@@ -1,7 +1,4 @@
-"""Products that adapters change: for the rows that go by one, something is added, or another weight is taken.
-
-What is added is made by two narrow matrices. Knows nothing of files, sequences or steps.
-"""
+"""Linears with adapters: a row's adapter adds a low-rank update or replaces the whole weight."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,22 +15,22 @@ from shard.layers.stacks import Stacks
 
 
 class Added(Protocol):
-    """The matrices of all adapters at one product, `down: [rank, in]` and `up: [out, rank]` for each of its parts."""
+    """LoRA matrices of all adapters for one linear: `down: [rank, in]` and `up: [out, rank]` for each of its parts."""
 
-    steady: bool  # whether what is launched does not depend on which adapters rows go by
+    steady: bool  # whether the kernels launched do not depend on which adapters the rows have
 
     def put(self, place: Place, part: int, down: Tensor, up: Tensor) -> int:
-        """No row goes by it yet. The bytes that it takes."""
+        """Store an adapter's matrices before any row uses them. Return their size in bytes."""
 
     def clear(self, place: Place) -> None:
-        """No row goes by it any more."""
+        """Remove the matrices of a slot that no row uses any more."""
 
     def add(self, x: Tensor, y: Tensor) -> None:
-        """To `y`, which the product made of `x`."""
+        """Add the updates of the current rows' adapters to `y`, the linear's output for `x`."""
 
 
 class Site:
-    """A linear of a model, and what every adapter that is loaded adds to it, or takes in its place."""
+    """Updates and replacements of one linear by all loaded adapters."""
 
     def __init__(self, bearers: Bearers, portions: Sequence[Portion], dtype: torch.dtype, device: torch.device) -> None:
         self.parts = parts_of(portions)
@@ -43,14 +40,14 @@ class Site:
         self._others: dict[int, Linear] = {}
 
     def replace(self, adapter: int, linear: Linear) -> None:
-        """Rows of this adapter take it in the place of the model's."""
+        """Use `linear` instead of the model's for rows of this adapter."""
         self._others[adapter] = linear
 
     def restore(self, adapter: int) -> None:
         self._others.pop(adapter, None)
 
     def changed(self, x: Tensor, y: Tensor) -> Tensor:
-        """`y`, which the product made of `x`, changed in place."""
+        """Apply the rows' adapters to `y`, the linear's output for `x`, in place and return it."""
         self.added.add(x, y)
         if self._others:
             for band in self._bearers.bands:

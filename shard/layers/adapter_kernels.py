@@ -1,16 +1,14 @@
-"""What adapters add to a product's rows, as Triton kernels: a row becomes narrow, and wide again.
+"""LoRA as Triton kernels: shrink rows to the adapter's rank, then expand them to the linear's output.
 
-A row's inputs are taken in splits of SPLIT, counted from the first; what each amounts to is written down and added up
-in order, without atomics. A program multiplies ROWS rows, however few of them are anybody's, and RANKS ranks at once:
-a row's bits do not depend on others.
+A row's inputs are processed in splits of SPLIT, counted from the first; the partial results are stored and added in
+order, without atomics. A program always multiplies ROWS rows, padded if needed, and RANKS ranks at once, so that a
+row's bits do not depend on other rows.
 
-What there is to do stands in `work`, an entry behind the other: row and size of a place, the first of its rows in
-`rows`, how many, and where they are when they are narrow. Programs take turns with the entries, so that a launch need
-not know how many there are: `number` tells it. `tables` have the addresses of what hangs at a place, by its row and by
-the part of the product that it changes; 0 if it does not. So what is launched depends on no adapter, and may be
-captured before there is any. The matrices are of the type of `like`.
-
-Knows tensors only by their addresses; `slabs.py` says what stands where.
+`work` is a list of entries: table row and padded rank of a slot, index of its first row in `rows`, number of rows, and
+their offset in the shrink output. Programs loop over the entries, and `number` holds how many there are, so a launch
+need not know it. `tables` hold the addresses of the matrices by table row and part; 0 if the adapter does not change
+the part. A launch thus depends on no adapter, and may be captured before any is loaded. The matrices have the dtype of
+`like`.
 """
 
 import triton
@@ -19,8 +17,8 @@ import triton.language as tl
 
 @triton.jit
 def told(entry, tables, part, work, PARTS: tl.constexpr, ENTRY: tl.constexpr):
-    """Of this entry: its size, 0 if there is nothing to do, the address of its matrix, the first of its rows, how many,
-    and where these are when they are narrow."""
+    """Load an entry: its padded rank, 0 if there is nothing to do, address of its matrix, index of its first row,
+    number of rows, and offset of these in the shrink output."""
     about = work + ENTRY * entry
     address = tl.load(tables + tl.load(about) * PARTS + part)
     size = tl.where(address != 0, tl.load(about + 1), 0)
@@ -30,7 +28,7 @@ def told(entry, tables, part, work, PARTS: tl.constexpr, ENTRY: tl.constexpr):
 @triton.jit(do_not_specialize=["room"])
 def shrink(x, like, tables, work, number, rows, narrow, x_stride, num_inputs, room, PARTS: tl.constexpr,
            SPLIT: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr, ENTRY: tl.constexpr):
-    """One split of rows, for one part: so many programs for each part and each split. A matrix is [size, inputs],
+    """Shrink one split of the inputs for one part. Grid: (programs, parts, splits). A matrix is [size, inputs],
     `narrow` is [splits, PARTS, room]."""
     part, split = tl.program_id(1), tl.program_id(2)
     places = tl.arange(0, ROWS)
@@ -58,8 +56,9 @@ def shrink(x, like, tables, work, number, rows, narrow, x_stride, num_inputs, ro
 @triton.jit(do_not_specialize=["room"])
 def expand(narrow, like, tables, work, number, rows, blocks, y, y_stride, room, num_splits, PARTS: tl.constexpr,
            BLOCK: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr, ENTRY: tl.constexpr):
-    """Some columns of rows: so many programs for each of `blocks`, which says the part, its first column, how many it
-    has, and the first of them in the block, all but the part multiples of EVEN. A matrix is [size, columns]."""
+    """Expand to one block of columns. Grid: (programs, blocks). A block in `blocks` holds the part, its first column,
+    its number of columns, and the block's first column within it, all but the part multiples of EVEN. A matrix is
+    [size, columns]."""
     about = blocks + 4 * tl.program_id(1)
     part = tl.load(about)
     begun, width = tl.multiple_of(tl.load(about + 1), EVEN), tl.multiple_of(tl.load(about + 2), EVEN)

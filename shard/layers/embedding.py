@@ -1,6 +1,6 @@
-"""Embedding and head, shared by the ranks along the vocabulary.
+"""Vocabulary-parallel embedding and head.
 
-Every rank has equally many ids; those beyond the vocabulary are zeros, and cut off again.
+Every rank has equally many ids; those past the end of the vocabulary are zeros, and cut off from the logits.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,8 @@ Finish = Callable[[Tensor], Tensor]  # [rows, vocabulary] in float32, may be wri
 
 class Embedding:
     def __init__(self, weights: Weights, group: Group, name: str, shape: tuple[int, int]) -> None:
-        """`shape: [vocabulary, hidden]`, of all ranks together. Kept as it is stored where that is smaller."""
+        """`shape: [vocabulary, hidden]`, of all ranks together. The weight keeps its stored dtype if that is smaller
+        than the compute dtype."""
         self._group = group
         self.ids = padded_share(shape[0], group.rank, group.size)
         self._dtype = weights.dtype
@@ -46,7 +47,7 @@ class Embedding:
 
 
 class PlacedEmbedding:
-    """For each token its row, and that of its position."""
+    """Sum of token embedding and learned position embedding."""
 
     def __init__(self, embedding: Embedding, positions: Tensor) -> None:
         """`positions: [positions, hidden]`"""
@@ -60,14 +61,14 @@ class PlacedEmbedding:
 
 class Head:
     def __init__(self, linear: Linear, group: Group, vocabulary_size: int, finish: Finish | None = None) -> None:
-        """`linear` gives the logits of this rank's ids; `finish` is what a model does to them at last."""
+        """`linear` returns the logits of this rank's ids; `finish` is applied to the gathered logits."""
         self._linear = linear
         self._group = group
         self._vocabulary_size = vocabulary_size
         self._finish = finish
 
     def finished(self, finish: Finish) -> "Head":
-        """The same with something that is done to logits at last."""
+        """Return a copy that applies `finish` to the logits."""
         return Head(self._linear, self._group, self._vocabulary_size, finish)
 
     def __call__(self, hidden: Tensor) -> Tensor | None:
@@ -80,7 +81,7 @@ class Head:
 
 
 def read_head(weights: Weights, group: Group, name: str, shape: tuple[int, int], weight_name: str = "") -> Head:
-    """`weight_name` is where its weight is, if that is not its own."""
+    """Read the head `name`. `weight_name`: name of its weight in the files, if different."""
     ids = padded_share(shape[0], group.rank, group.size)
     weight = weights.rows(weight_name or name, shape, ids, brief=packs(weights.dtype, weights.device))
     return make_head(weights, group, name, shape, ids=ids, weight=weight)
@@ -93,8 +94,10 @@ def make_head(weights: Weights, group: Group, name: str, shape: tuple[int, int],
 
 def tied_head(weights: Weights, group: Group, names: tuple[str, str], shape: tuple[int, int],
               embedding: Embedding) -> Head:
-    """`names` of the head and of the embedding, which serves again where it has the right type; a packed product makes
-    a copy of its own."""
+    """Return a head with the embedding's weight. `names`: of the head and of the embedding.
+
+    The weight is shared if the embedding has the compute dtype; a packed linear copies it.
+    """
     if embedding.weight.dtype != weights.dtype:
         return read_head(weights, group, names[0], shape, names[1])
     return make_head(weights, group, names[0], shape, ids=embedding.ids, weight=embedding.weight)

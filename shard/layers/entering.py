@@ -1,6 +1,4 @@
-"""How queries, keys and values go from a product into attention: turned by their positions, keys and values into the
-cache. Knows nothing of how a position turns, nor of what attention makes of them.
-"""
+"""Step between QKV linear and attention: QK norm, rotary embedding, and the write of keys and values to the cache."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -15,16 +13,18 @@ HeadNorm = Callable[[Tensor], Tensor]  # [tokens, heads + kv heads, head_dim]
 
 
 class Turn(ABC):
-    """What a step's positions do to queries and keys."""
+    """Position embedding of queries and keys for the positions of one step."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
         """`x: [tokens, heads, head_dim]`"""
 
     def enter(self, heads: Tensor, head_norm: HeadNorm | None, cache: Cache, layer: int, slots: Tensor) -> Tensor:
-        """`heads: [tokens, heads + 2 * kv heads, head_dim]`, the queries, the keys and the values; the first two are
-        normed, if they are to be, and turned. Returns the queries; the others go to the cache's `slots`."""
-        num_heads = heads.shape[1] - cache.width // heads.shape[2]  # that are queries
+        """Norm and rotate queries and keys, write keys and values to the cache's `slots`, and return the queries.
+
+        `heads: [tokens, heads + 2 * kv heads, head_dim]`: queries, keys and values.
+        """
+        num_heads = heads.shape[1] - cache.width // heads.shape[2]  # query heads
         num_turned = (heads.shape[1] + num_heads) // 2
         asked = heads[:, :num_turned]
         turned = self(asked if head_norm is None else head_norm(asked))
@@ -33,18 +33,18 @@ class Turn(ABC):
 
 
 class NoTurn(Turn):
-    """For models whose queries and keys do not depend on positions."""
+    """No position embedding: queries and keys stay as they are."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return x
 
 
 class FusedTurn(Turn):
-    """All of it in one kernel."""
+    """Norm, rotary embedding and cache write in one kernel."""
 
     def __init__(self, fused: ModuleType, plain: Callable[[], Turn], table: Tensor, positions: Tensor, *,
                  neighbours: bool) -> None:
-        """`fused` is `fused.py`; `plain` is for norms that its kernel does not know."""
+        """`fused` is the module `fused.py`; `plain` is used for norms that its kernel does not support."""
         self._fused = fused
         self._plain = plain
         self._angles = fused.Angles(table, positions, neighbours)

@@ -1,9 +1,8 @@
-"""A mixture of experts: a router chooses a few of many products for every token, and their results are added.
+"""Mixture of experts: a gate chooses a few experts for every token, and their weighted outputs are added.
 
-The rows of a step are sorted by expert, so that each expert runs once for all tokens that chose it. A token's bits do
-not depend on who else chose the same expert: products are such that a row's bits are its own, and what the experts say
-is added in the order of the router's choice. Knows nothing of where weights come from, nor of ranks but that each has a
-part of every expert.
+The rows of a step are sorted by expert, so that each expert runs once for all of its tokens. A token's bits do not
+depend on the other tokens of an expert: a row's bits in a linear do not depend on other rows, and the experts' outputs
+are added in the order of the gate's choice. Each rank has a slice of every expert.
 """
 
 from collections.abc import Sequence
@@ -18,13 +17,16 @@ from shard.layers.linear import Linear
 
 class Router:
     def __init__(self, gate: Linear, num_chosen: int, *, normalised: bool) -> None:
-        """`gate` gives a score for every expert; shares of those that are chosen make 1 if `normalised`."""
+        """`gate` returns a score for every expert. If `normalised`, the shares of the chosen experts sum to 1."""
         self.gate = gate
         self.num_chosen = num_chosen
         self._normalised = normalised
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Experts and their shares in float32, both `[tokens, chosen]`, the largest first and of equals the lowest."""
+        """Return the chosen experts and their float32 shares, both `[tokens, chosen]`.
+
+        The largest share comes first; of equal shares, the one of the lower expert.
+        """
         shares, experts = self.gate(x).float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
         chosen = shares[:, :self.num_chosen]
         if self._normalised:
@@ -34,7 +36,7 @@ class Router:
 
 class Expert:
     def __init__(self, gated: Linear, down: Linear) -> None:
-        """As wide as this rank's part."""
+        """`gated` and `down` hold this rank's slice of the expert."""
         self.gated = gated
         self.down = down
 
@@ -44,7 +46,7 @@ class Expert:
 
 class Experts:
     def __init__(self, router: Router, experts: Sequence[Expert], group: Group, bearers: Bearers | None = None) -> None:
-        """`bearers` are asked by what the experts consist of."""
+        """`bearers`: the object that the experts' linears read their rows' adapters from; None without adapters."""
         self._bearers = bearers
         self._router = router
         self._experts = experts
@@ -57,7 +59,7 @@ class Experts:
         return self._group.sum(added(said, shares).to(x.dtype))
 
     def _ask(self, x: Tensor, chosen: Tensor) -> Tensor:
-        """`chosen: [tokens * chosen]`, and the result has a row for each."""
+        """Return the experts' outputs, one row per element of `chosen: [tokens * chosen]`."""
         said = x.new_empty(len(chosen), x.shape[1])
         counts = chosen.bincount(minlength=len(self._experts)).tolist()
         places = torch.split(chosen.argsort(stable=True), counts)
@@ -74,8 +76,10 @@ class Experts:
 
 
 def added(rows: Tensor, shares: Tensor | None = None) -> Tensor:
-    """`[tokens, chosen, width] -> [tokens, width]` in float32, one choice after the other: how torch's own sum goes
-    about it may depend on the number of rows."""
+    """Sum `[tokens, chosen, width]` to `[tokens, width]` in float32, one choice after the other.
+
+    The order in which torch's own sum adds may depend on the number of rows.
+    """
     total = torch.zeros(len(rows), rows.shape[2], device=rows.device)
     for place in range(rows.shape[1]):
         row = rows[:, place].float()

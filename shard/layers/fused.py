@@ -1,5 +1,6 @@
-"""Norms, activations and rotary embedding by Triton kernels, each in one launch. The same numbers as torch's operations
-give, up to the last rounding. The kernels are in `pointwise_kernels.py`.
+"""Norms, activations and rotary embedding, each in one launch of a Triton kernel of `pointwise_kernels.py`.
+
+The results equal those of torch's operations up to the last rounding.
 """
 
 from collections.abc import Callable
@@ -11,13 +12,15 @@ from triton import next_power_of_2
 
 from shard.layers.pointwise_kernels import enter_heads, gate_rows, norm_rows
 
-PIECE = 1024  # numbers of a row that one program activates
-MOST_PER_WARP = 512  # numbers of a row under a norm
+PIECE = 1024  # elements of a row per program of an activation
+MOST_PER_WARP = 512  # elements of a row per warp of a norm
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float, *, wide: bool, delta: Tensor | None = None) -> Tensor:
-    """`x`, `delta`: `[..., width]`, `weight: [width]`. The `delta` is added to `x` in place first. `wide`: rounded
-    after the weight was multiplied with."""
+    """Return the RMS norm of `x: [..., width]`, to which `delta` is added in place first.
+
+    `wide`: round after multiplying by `weight: [width]`, not before.
+    """
     output, block = torch.empty_like(x), next_power_of_2(x.shape[-1])
     norm_rows[(x.numel() // x.shape[-1],)](
         x, x if delta is None else delta, weight, output, epsilon, ADDS=delta is not None, WIDE=wide, WIDTH=x.shape[-1],
@@ -26,7 +29,7 @@ def norm(x: Tensor, weight: Tensor, epsilon: float, *, wide: bool, delta: Tensor
 
 
 def gated(gate: Tensor, up: Tensor, *, tanh: bool) -> Tensor:
-    """Halves of the same rows, `[rows, width]` each."""
+    """Return activation(gate) * up; both are halves of the same rows, `[rows, width]` each."""
     rows, width = gate.shape
     output = torch.empty(rows, width, dtype=gate.dtype, device=gate.device)
     gate_rows[(rows, -(-width // PIECE))](
@@ -47,7 +50,7 @@ GATINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class HeadNorm(NamedTuple):
-    """Of every head by itself."""
+    """Norm of every head by itself."""
 
     weight: Tensor  # [heads + kv heads, head_dim]
     epsilon: float
@@ -55,24 +58,26 @@ class HeadNorm(NamedTuple):
 
 
 class Angles(NamedTuple):
-    """What rotary embedding is made of."""
+    """Rotary embedding of a step's positions."""
 
     table: Tensor  # [positions, num_turned]: cosines, then sines
     positions: Tensor  # [tokens]
-    neighbours: bool  # whether a value's partner is the one beside it
+    neighbours: bool  # whether a value's partner is adjacent, not half a head away
 
 
 class Rows(NamedTuple):
-    """Of one layer of the cache."""
+    """Cache of one layer, and the slots that a step writes."""
 
     keys: Tensor  # [slots, kv heads * head_dim]
     values: Tensor  # [slots, kv heads * head_dim]
-    slots: Tensor  # [tokens], where those of the step go
+    slots: Tensor  # [tokens], slot of each token of the step
 
 
 def enter(heads: Tensor, head_norm: HeadNorm | None, angles: Angles, rows: Rows) -> Tensor:
-    """From a product's queries, keys and values, `[tokens, heads + 2 * kv heads, head_dim]`: the queries, turned. Keys
-    and values go to the cache."""
+    """Norm and rotate queries and keys, write keys and values to the cache, and return the queries.
+
+    `heads: [tokens, heads + 2 * kv heads, head_dim]`: queries, keys and values.
+    """
     num_tokens, num_all, head_dim = heads.shape
     num_kv_heads = rows.keys.shape[1] // head_dim
     num_heads = num_all - 2 * num_kv_heads

@@ -1,7 +1,7 @@
-"""The gated product: activation(x · gate) times x · up, so that a row's bits do not depend on the others.
+"""Gated linear, activation(x · gate) times x · up, in variants whose rows' bits do not depend on other rows.
 
-torch's own `silu` would not do: where it cuts the numbers into threads and vectors depends on how many rows there are,
-and the ends of a cut are computed in another way. Knows nothing of ranks.
+torch's `silu` does not guarantee that: how it splits the elements into threads and vectors depends on the number of
+rows, and the ends of a split are computed by other instructions.
 """
 
 import math
@@ -22,8 +22,10 @@ def silu_times(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def exact_silu_times(gate: Tensor, up: Tensor) -> Tensor:
-    """Of operations each of which gives a number the same bits wherever it stands. For float32 only: smaller types
-    would be rounded in between."""
+    """Compute silu(gate) * up by operations that give a number the same bits at any index of a tensor.
+
+    For float32 only: smaller types would be rounded in between.
+    """
     return (gate * up).div_(gate.neg().exp_().add_(1))
 
 
@@ -32,17 +34,18 @@ def gelu_tanh_times(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def exact_gelu_tanh_times(gate: Tensor, up: Tensor) -> Tensor:
-    """As for silu: the approximation by tanh is a sigmoid of 2 * sqrt(2 / pi) * (x + 0.044715 * x^3)."""
+    """Compute gelu(gate) * up like silu: with tanh, gelu is x times the sigmoid of 2 * sqrt(2 / pi) * (x + 0.044715 *
+    x^3)."""
     bent = (gate * gate).mul_(0.044715).add_(1).mul_(gate).mul_(-2 * math.sqrt(2 / math.pi))
     return (gate * up).div_(bent.exp_().add_(1))
 
 
 class Gating(NamedTuple):
-    """One activation, in each way that it is computed."""
+    """Implementations of one activation."""
 
-    plain: Activation  # torch's own, where nothing is exact
+    plain: Activation  # torch's own; bits may depend on other rows
     exact: Activation  # for float32
-    on_the_way: tuple[str, str]  # oneDNN's operation behind a packed product, and its algorithm
+    on_the_way: tuple[str, str]  # oneDNN's operation fused into a packed linear, and its algorithm
 
 
 GATINGS = {  # by their names in config.json
@@ -52,20 +55,20 @@ GATINGS = {  # by their names in config.json
 
 
 def rounded_times(gate: Tensor, up: Tensor, dtype: torch.dtype, times: Activation) -> Tensor:
-    """Of float32, to be rounded at the end."""
+    """Apply `times` to float32 inputs and round the result to `dtype`."""
     return times(gate, up).to(dtype)
 
 
 def widened_times(gate: Tensor, up: Tensor, times: Activation) -> Tensor:
-    """Of smaller types, as float32 and then rounded again."""
+    """Apply `times` to inputs of a smaller type in float32, and round the result to that type."""
     return times(gate.float(), up.float()).to(gate.dtype)
 
 
 class GatedLinear:
-    """One product for both, then the activation."""
+    """One linear for gate and up, followed by the activation."""
 
     def __init__(self, both: Linear, activation: Activation) -> None:
-        """`both` gives the gate's half and then the other."""
+        """`both` returns the outputs of gate, then those of up."""
         self.product = both
         self._activation = activation
 
@@ -75,11 +78,12 @@ class GatedLinear:
 
 
 class PackedGatedLinear:
-    """Two packed products that do the rest on their way, in float32 before a result is rounded."""
+    """Two packed linears with fused activation and multiplication, computed in float32 before the results are
+    rounded."""
 
     def __init__(self, gate: Tensor, up: Tensor, gate_bias: Tensor | None, up_bias: Tensor | None,
                  operation: tuple[str, str] = GATINGS["silu"].on_the_way) -> None:
-        """The weights are copied, and may be forgotten."""
+        """`gate` and `up` are copied, so the caller may free them."""
         self._operation, self._algorithm = operation
         self._gate, self._gate_bias = pack(gate), gate_bias
         self._up, self._up_bias = pack(up), up_bias
@@ -88,7 +92,7 @@ class PackedGatedLinear:
 
     @property
     def product(self) -> Linear:
-        """Activation included: it is made on the way."""
+        """Linear including the activation, which is fused into it."""
         return self
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Whether layers compute by kernels of ours: on GPUs, where Triton is there. Knows none of them."""
+"""Choice of Triton kernels for layers: on GPUs, if Triton is installed."""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -9,10 +9,10 @@ import torch
 
 
 def has_triton() -> bool:
-    """It comes with torch for CUDA, and needs a compiler for C."""
+    """Return whether Triton can be used. It is installed with torch for CUDA, and needs a C compiler."""
     return find_spec("triton") is not None and any(map(which, ("gcc", "clang")))
 
 
 def kernels(device: torch.device, module: str = "fused") -> ModuleType | None:
-    """A module beside this one that needs Triton, if it is of use there."""
+    """Import and return the module of `shard.layers`, which needs Triton; None if `device` cannot use it."""
     return import_module(f"shard.layers.{module}") if device.type == "cuda" and has_triton() else None

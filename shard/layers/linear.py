@@ -1,7 +1,7 @@
-"""Products with a weight. On a CPU that can, the weight is packed once, and then a row's bits do not depend on others,
-as long as no more rows are multiplied at once than a short trial found.
+"""Linears of one rank. On CPUs that support it the weight is packed once.
 
-Knows nothing of ranks, nor of what a product is for.
+With a packed weight a row's bits do not depend on other rows, as long as no more rows are multiplied at once than
+`most_rows` allows, which a short trial determines.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,10 @@ Linear = Callable[[Tensor], Tensor]  # [rows, in] -> [rows, out]
 
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this build of torch packs weights of this type on this processor: the operators are torch's own affair,
-    and may go."""
+    """Return whether this build of torch can pack weights of `dtype` on this processor.
+
+    The operators are private to torch, so a later version may lack them.
+    """
     try:
         pack(torch.zeros(16, 16, dtype=dtype))
     except (AttributeError, RuntimeError):
@@ -39,20 +41,20 @@ FEW_ROWS = 32
 
 
 class Trial(NamedTuple):
-    shapes: tuple[tuple[int, int], ...]  # of weights
+    shapes: tuple[tuple[int, int], ...]  # [out, in] of weights
     rows: tuple[int, ...]
 
 
-# With AVX and no AVX2 large products in float32 are made by another kernel, of wide weights from 267 rows on.
+# With AVX but without AVX2, large float32 products use another kernel; with wide weights, from 267 rows on.
 FLOAT32_TRIAL = Trial(((1024, 896),), (33, 600))
-# Tiles of AMX take 32 rows at once. With more a product in bfloat16 is added up in another order.
+# An AMX tile holds 32 rows. With more rows a bfloat16 product is summed in another order.
 TRIAL = Trial(((4864, 896), (2048, 2048)), (33, 48, 300))
 
 
 @cache
 def most_rows(dtype: torch.dtype) -> int | None:
-    """Return the most rows that a packed product takes at once and gives the bits that each has beside one other; None:
-    any."""
+    """Return how many rows a packed product may have for each row to get the same bits as in a product of two rows;
+    None: any number."""
     trial = FLOAT32_TRIAL if dtype == torch.float32 else TRIAL
     return None if all(is_steady(dtype, *shape, trial.rows) for shape in trial.shapes) else FEW_ROWS
 
@@ -72,7 +74,8 @@ def is_steady(dtype: torch.dtype, outputs: int, inputs: int, counts: tuple[int, 
 
 
 def exactly(product: Linear, x: Tensor) -> Tensor:
-    """As many rows at once as may be; one alone may be computed in another way, and so is two."""
+    """Apply `product` to at most `most_rows` rows at once, and to a single row as two, since oneDNN may compute one
+    row with another kernel."""
     most = most_rows(x.dtype)
     if len(x) == 1:
         return product(x.repeat(2, 1))[:1]
@@ -83,7 +86,7 @@ def exactly(product: Linear, x: Tensor) -> Tensor:
 
 class PackedLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """`weight` is copied, and may be forgotten."""
+        """`weight` is copied, so the caller may free it."""
         self._weight = pack(weight)
         self._bias = bias
         self._product = torch.ops.mkldnn._linear_pointwise.default
@@ -106,5 +109,5 @@ class PlainLinear:
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
-    """`weight: [out, in]`"""
+    """Return a linear with `weight: [out, in]`, packed where the device supports it."""
     return PackedLinear(weight, bias) if packs(weight.dtype, weight.device) else PlainLinear(weight, bias)

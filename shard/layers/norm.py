@@ -1,4 +1,4 @@
-"""Norms over the last axis: by the root mean square, or by mean and variance. Row by row, and computed in float32."""
+"""RMS norm and layer norm over the last axis, computed in float32."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from shard.layers.kernels import kernels
 
 
 class RMSNorm:
-    is_wide = False  # rounds after the weight has been multiplied with
+    is_wide = False  # whether to round after multiplying by the weight, not before
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         """`weight: [..., width]`"""
@@ -16,7 +16,7 @@ class RMSNorm:
         self.epsilon = epsilon
         self._share = 1 / weight.shape[-1]
         self._added = torch.tensor(epsilon, device=weight.device)
-        self._fused = kernels(weight.device) if weight.ndim == 1 else None  # norms of heads: entering.py
+        self._fused = kernels(weight.device) if weight.ndim == 1 else None  # norms of heads are fused in entering.py
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x: [..., width]`"""
@@ -25,7 +25,7 @@ class RMSNorm:
         return self._weighted(self._scaled(x), x.dtype)
 
     def after(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Of the sum, which stands in `x` afterwards."""
+        """Add `delta` to `x` in place and return the norm of the sum."""
         if self._fused is not None:
             return self._by_kernel(x, delta)
         x += delta
@@ -47,7 +47,7 @@ class RMSNorm:
 
 
 class WideRMSNorm(RMSNorm):
-    """Its weight is in float32."""
+    """RMS norm with a float32 weight, rounded after multiplying by it."""
 
     is_wide = True
 
@@ -69,7 +69,7 @@ class LayerNorm:
         return (wide if self._bias is None else wide.add_(self._bias)).to(x.dtype)
 
     def after(self, x: Tensor, delta: Tensor) -> Tensor:
-        """Of the sum, which stands in `x` afterwards."""
+        """Add `delta` to `x` in place and return the norm of the sum."""
         x += delta
         return self(x)
 

@@ -1,6 +1,6 @@
-"""Products shared by the ranks: each has some of a weight's rows, or of its columns, and then the results are summed.
+"""Tensor-parallel linears: a rank holds some rows of a weight, or some columns and then the ranks' results are summed.
 
-Reads the slices and picks the kind of product. Knows nothing of which rank has what: ranges are given.
+The functions read this rank's slices, whose ranges the caller chooses, and pick the implementation.
 """
 
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ from shard.weights import Rows, Weights
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some of the outputs of a product of the checkpoint."""
+    """Some outputs (rows of the weight) of a linear in the checkpoint."""
 
     name: str
     shape: tuple[int, int]  # [out, in], of all ranks together
     rows: range
     bias: bool
-    turned: bool = False  # whether the file has the weight as [in, out]
+    turned: bool = False  # whether the file holds the weight transposed, [in, out]
 
     @property
     def weight_rows(self) -> Rows:
@@ -52,7 +52,7 @@ def read_bias(weights: Weights, parts: Sequence[Part]) -> Tensor | None:
 
 
 def tiled_linear(weights: Weights, parts: Sequence[Slice], bias: Tensor | None) -> TiledLinear | None:
-    """If the weights are to be kept as codes."""
+    """Return a linear that keeps its weights quantized; None if they are not to be kept so."""
     coded = weights.codes(parts)
     return None if coded is None else TiledLinear(coded, bias, weights.buffers)
 
@@ -62,7 +62,7 @@ def adapted(weights: Weights, parts: Sequence[Part], linear: Linear) -> Linear:
 
 
 def column_linear(weights: Weights, parts: Sequence[Part]) -> Linear:
-    """One product for several of the checkpoint, side by side."""
+    """Return one fused linear for several of the checkpoint, their outputs concatenated."""
     return adapted(weights, parts, plain_column_linear(weights, parts))
 
 
@@ -77,7 +77,7 @@ def plain_column_linear(weights: Weights, parts: Sequence[Part]) -> Linear:
 def activated_linear(
         weights: Weights, part: Part, approximate: str,
 ) -> ActivatedLinear | PackedActivatedLinear | SeparatelyActivatedLinear:
-    if weights.sites.are_open:  # what is added comes before the activation
+    if weights.sites.are_open:  # an adapter's update is added before the activation
         return SeparatelyActivatedLinear(column_linear(weights, [part]), approximate)
     packed = packs(weights.dtype, weights.device)
     kind = PackedActivatedLinear if packed else ActivatedLinear
@@ -94,9 +94,9 @@ def gated_linear(weights: Weights, gate: Part, up: Part, activation: str = "silu
         fused = kernels(weights.device)
         activate = gating.plain if fused is None else fused.GATINGS[activation]
         return GatedLinear(column_linear(weights, [gate, up]), activate)
-    if weights.dtype == float32:  # faster than a product with the activation on its way: tests/shard/test_gated.py
+    if weights.dtype == float32:  # faster than a linear with fused activation: tests/shard/test_gated.py
         return GatedLinear(column_linear(weights, [gate, up]), gating.exact)
-    if weights.sites.are_open:  # what is added comes before the activation
+    if weights.sites.are_open:  # an adapter's update is added before the activation
         return GatedLinear(column_linear(weights, [gate, up]), partial(widened_times, times=gating.exact))
     gate_weight, up_weight = (weights.stack([part.weight_rows]) for part in (gate, up))
     gate_bias, up_bias = (read_bias(weights, [part]) for part in (gate, up))
@@ -105,7 +105,7 @@ def gated_linear(weights: Weights, gate: Part, up: Part, activation: str = "silu
 
 class RowLinear:
     def __init__(self, linear: Linear, group: Group) -> None:
-        """`linear` takes this rank's part of the inputs."""
+        """`linear` takes this rank's slice of the inputs."""
         self._linear = linear
         self._group = group
 
@@ -113,13 +113,16 @@ class RowLinear:
         return self._group.sum(self.partial(x))
 
     def partial(self, x: Tensor) -> Tensor:
-        """What this rank adds to the result, for who sums several at once."""
+        """Return this rank's summand of the result, for callers that sum several linears in one all-reduce."""
         return self._linear(x)
 
 
 def row_linear(weights: Weights, group: Group, name: str, shape: tuple[int, int], columns: range, *,
                bias: bool, turned: bool = False) -> RowLinear:
-    """The bias is rank 0's, so that it is added once. `turned`: the file has the weight as [in, out]."""
+    """Return a row-parallel linear. Only rank 0 holds the bias, so that it is added once.
+
+    `turned`: the file holds the weight transposed, [in, out].
+    """
     added = weights.whole(f"{name}.bias", shape[:1]) if bias else None
     bias_here = added if group.rank == 0 else None
     wanted = Slice(f"{name}.weight", shape, range(shape[0]), columns)
@@ -127,5 +130,5 @@ def row_linear(weights: Weights, group: Group, name: str, shape: tuple[int, int]
     if product is None:
         brief = packs(weights.dtype, weights.device)
         product = make_linear(weights.columns(wanted.name, shape, columns, brief=brief, turned=turned), bias_here)
-    # What an adapter adds is a sum over the inputs, too: each rank adds its part of it.
+    # An adapter's update is a sum over the inputs, too, so each rank adds its part before the all-reduce.
     return RowLinear(weights.sites.linear(product, [Portion(name, shape, range(shape[0]), columns)]), group)

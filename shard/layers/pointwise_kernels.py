@@ -1,9 +1,7 @@
-"""What stands between a model's products, as Triton kernels: norms, activations, and rotary embedding with the rows
-of the cache.
+"""Triton kernels of the operations between a model's linears: norms, activations, rotary embedding with cache write.
 
-In float32 within a row. Norms round where torch's own operations would, activations only at their end. Every row is a
-program's, or several's, in the same pieces whatever stands beside it.
-Knows tensors only by their addresses; `fused.py` says what stands where.
+A row is computed in float32. Norms round where torch's own operations would, activations only at their end. A row is
+split into programs in the same way regardless of other rows. `fused.py` describes the layout of the arguments.
 """
 
 import triton
@@ -12,15 +10,15 @@ import triton.language as tl
 
 @triton.jit
 def scale_of(squares, width, epsilon):
-    """By which values are multiplied, from the sum of their squares."""
+    """Return the factor of an RMS norm from the sum of squares."""
     return 1 / tl.sqrt_rn(squares / width + epsilon)
 
 
 @triton.jit
 def norm_rows(x, delta, weight, output, epsilon, ADDS: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
               BLOCK: tl.constexpr):
-    """A row of `x`, to which the same row of `delta` may be added first, by its root mean square and the weight. WIDE:
-    rounded after the weight, not before it."""
+    """Compute the RMS norm of one row of `x`. ADDS: add the row of `delta` to it in place first. WIDE: round after
+    multiplying by the weight, not before."""
     columns = tl.arange(0, BLOCK)
     inside, at = columns < WIDTH, tl.program_id(0).to(tl.int64) * WIDTH + columns
     values = tl.load(x + at, mask=inside, other=0.0)
@@ -40,8 +38,8 @@ def norm_rows(x, delta, weight, output, epsilon, ADDS: tl.constexpr, WIDE: tl.co
 
 @triton.jit
 def gate_rows(gate, up, output, row_stride, TANH: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """A piece of a row: what stands in `gate` activated, times what stands in `up`. Silu, or TANH: GELU's
-    approximation."""
+    """Compute activation(gate) * up for a block of a row. The activation is silu, or with TANH gelu approximated by
+    tanh."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
@@ -64,7 +62,7 @@ def head_scale(x, at, inside, HEAD_DIM: tl.constexpr, epsilon):
 
 @triton.jit
 def normed(values, factors, scale, WIDE: tl.constexpr):
-    """In float32; `values` are as they are stored, and so is the result's precision."""
+    """Return the normed values as float32, rounded to the dtype of `values`."""
     if WIDE:
         return (values.to(tl.float32) * scale * factors).to(values.dtype).to(tl.float32)
     rounded = (values.to(tl.float32) * scale).to(values.dtype)
@@ -75,8 +73,8 @@ def normed(values, factors, scale, WIDE: tl.constexpr):
 def enter_heads(qkv, weight, table, positions, slots, queries, keys, values, epsilon, slot_stride,
                 NORMS: tl.constexpr, WIDE: tl.constexpr, NEIGHBOURS: tl.constexpr, TURNED: tl.constexpr,
                 HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr):
-    """One head of one token of a product's queries, keys and values: the first two by their own norm, if there is one,
-    and turned by the token's position, as far as TURNED; then a query to `queries`, a key and a value to the cache."""
+    """Process one head of one token of the QKV linear's output: norm queries and keys if NORMS, rotate their first
+    TURNED values by the token's position, and write queries to `queries`, keys and values to the cache."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dims = tl.arange(0, BLOCK)
     inside = dims < HEAD_DIM

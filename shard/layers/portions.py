@@ -1,4 +1,4 @@
-"""What a product of one rank makes of the checkpoint's products: which of their outputs, from which inputs."""
+"""Slices of checkpoint weights that one rank's linear, which may be fused, consists of."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What a product of one rank makes of one of the checkpoint's."""
+    """Slice of one checkpoint weight within a rank's linear."""
 
     module: str
     shape: tuple[int, int]  # [out, in], of all ranks together
-    outputs: range  # that stand one behind the other here; those beyond the last are zeros
+    outputs: range  # consecutive in the linear's output; those past the end of the weight are zeros
     inputs: range
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """All that a product makes of one of the checkpoint's, side by side."""
+    """Consecutive slices of one checkpoint weight within a rank's linear."""
 
     portions: tuple[Portion, ...]
-    columns: range  # of what the product makes
+    columns: range  # of the linear's output
 
     @property
     def module(self) -> str:
@@ -34,7 +34,7 @@ class Part:
         return self.portions[0].shape
 
     def mine(self, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-        """This rank's of an adapter's matrices."""
+        """Return this rank's slices of an adapter's matrices."""
         inputs, outputs = self.portions[0].inputs, torch.zeros(len(self.columns), up.shape[1])
         first = 0
         for portion in self.portions:

@@ -1,5 +1,4 @@
-"""What runs through the layers of a model, and what is yet to be added to it: the next norm does so on its way. Knows
-nothing of who adds."""
+"""Residual stream with one deferred addition, so that the next norm can fuse add and norm."""
 
 from torch import Tensor
 
@@ -8,7 +7,7 @@ from shard.layers.norm import Norm
 
 class Residual:
     def __init__(self, x: Tensor) -> None:
-        """Sums stand in `x` afterwards."""
+        """`x` is modified in place by every addition."""
         self._x = x
         self._delta: Tensor | None = None  # yet to be added
 
@@ -21,7 +20,7 @@ class Residual:
         return norm(self._x) if delta is None else norm.after(self._x, delta)
 
     def whole(self) -> Tensor:
-        """As it is."""
+        """Apply the deferred addition and return the stream."""
         delta, self._delta = self._delta, None
         if delta is not None:
             self._x += delta

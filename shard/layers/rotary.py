@@ -1,7 +1,7 @@
-"""Rotary position embedding: every position turns the pairs of a head's values by its own angles.
+"""Rotary position embedding: pairs of a head's values are rotated by angles that depend on the position.
 
-A value's partner stands half a head away, or beside it. Everything that depends on a position alone is in one table,
-made at start.
+A value's partner is half a head away (GPT-NeoX style) or adjacent (GPT-J style). The cosines and sines of all positions
+are in one table, computed at startup.
 """
 
 import math
@@ -17,7 +17,7 @@ from shard.models.config import Rotary
 
 
 def plain_frequencies(theta: float, head_dim: int) -> Tensor:
-    """Radians per position, in float32 as it was trained: at a large position the rounding is in the angle."""
+    """Return radians per position, in float32 as in training: the rounding changes the angles of large positions."""
     return 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
 
 
@@ -30,7 +30,7 @@ def unscaled(rotary: Rotary, head_dim: int) -> Tensor:
 
 
 def llama3(rotary: Rotary, head_dim: int) -> Tensor:
-    """Slow turns are stretched, fast ones are left, those between are blended by their length."""
+    """Divide low frequencies by the factor, keep high ones, and interpolate between them by their turns."""
     plain = plain_frequencies(rotary.theta, head_dim)
     turns = rotary.original_positions * plain / (2 * math.pi)  # within the original context
     low, high = rotary.low_frequency_factor, rotary.high_frequency_factor
@@ -39,7 +39,7 @@ def llama3(rotary: Rotary, head_dim: int) -> Tensor:
 
 
 def yarn(rotary: Rotary, head_dim: int) -> Tensor:
-    """Which are stretched follows from the index of the pair, by a ramp."""
+    """Divide low frequencies by the factor, keep high ones, with a linear ramp over the index of the pair between."""
     plain = plain_frequencies(rotary.theta, head_dim)
     first, last = (pair_of(turns, rotary, head_dim) for turns in (rotary.beta_fast, rotary.beta_slow))
     if rotary.truncate:
@@ -51,19 +51,19 @@ def yarn(rotary: Rotary, head_dim: int) -> Tensor:
 
 
 def longrope(rotary: Rotary, head_dim: int) -> Tensor:
-    """Every pair is stretched by its own factor."""
+    """Divide the frequency of every pair by a factor of its own."""
     return plain_frequencies(rotary.theta, head_dim) / torch.tensor(rotary.factors)
 
 
 def pair_of(turns: float, rotary: Rotary, head_dim: int) -> float:
-    """The pair, between whole numbers, that makes so many turns within the original context."""
+    """Return the fractional index of the pair that makes `turns` turns within the original context."""
     return head_dim * math.log(rotary.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
 
 
 FREQUENCIES: dict[str, Callable[[Rotary, int], Tensor]] = {
     "default": unscaled,
     "linear": linear,
-    "dynamic": unscaled,  # up to the length that the model was trained for, which is as far as it is served
+    "dynamic": unscaled,  # scales only beyond the trained length, and longer sequences are not served
     "llama3": llama3,
     "yarn": yarn,
     "longrope": longrope,
@@ -84,7 +84,7 @@ class HalfTurn(Turn):
 
 
 class NeighbourTurn(Turn):
-    """The same where a value's partner is the one beside it."""
+    """Rotation in which a value's partner is the adjacent one."""
 
     def __init__(self, cosines: Tensor, sines: Tensor) -> None:
         """`cosines, sines: [tokens, 1, head_dim]`, every other sine negative, from the first on"""
@@ -98,7 +98,7 @@ class NeighbourTurn(Turn):
 
 
 class PartialTurn(Turn):
-    """Only of a head's first values."""
+    """Rotation of only the first values of a head."""
 
     def __init__(self, turn: Turn, num_turned: int) -> None:
         self._turn = turn
@@ -115,9 +115,9 @@ class RotaryTable:
         self._neighbours = rotary.neighbours
         frequencies = FREQUENCIES[rotary.kind](rotary, num_turned)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-        # float64, since in float32 an angle's cosine may depend on where in memory it stands
+        # float64, since a float32 cosine may depend on the angle's index in the tensor
         turned = torch.cat([angles.double().cos(), angles.double().sin()], dim=-1) * rotary.amplitude
-        self.table = turned.float().to(device)  # [positions, values that are turned]
+        self.table = turned.float().to(device)  # [positions, num_turned]: cosines, then sines
         self._fused = kernels(device)
 
     def at(self, positions: Tensor) -> Turn:

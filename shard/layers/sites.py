@@ -1,6 +1,6 @@
-"""All of a model that adapters may change: its linears, its head and its embedding.
+"""LoRA targets of a model: its linears, head and embedding.
 
-Gathered while the model is read, asked by who loads adapters. Knows nothing of files.
+Collected while the model is loaded, used when an adapter is loaded.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from shard.layers.portions import Portion
 
 
 class EmbeddingSite:
-    """Every rank has an embedding's changes as a whole: rows are changed when the ranks have summed them."""
+    """Embedding that adapters may change. Every rank holds the whole changes and applies them after the ranks' sum."""
 
     def __init__(self, bearers: Bearers, module: str, shape: tuple[int, int], dtype: torch.dtype,
                  device: torch.device) -> None:
@@ -28,7 +28,7 @@ class EmbeddingSite:
         self._others: dict[int, Tensor] = {}  # [vocabulary, width]
 
     def add(self, adapter: int, down: Tensor, up: Tensor) -> int:
-        """`down: [rank, vocabulary]`, whose columns are looked up. The bytes that it takes."""
+        """Add the low-rank update and return its size in bytes. `down` is [rank, vocabulary]; tokens index columns."""
         table, up = down.mT.to(self._device, self._dtype).contiguous(), up.to(self._device, self._dtype)
         self._added[adapter] = table, up
         return table.nbytes + up.nbytes
@@ -42,7 +42,7 @@ class EmbeddingSite:
         self._others.pop(adapter, None)
 
     def changed(self, tokens: Tensor, y: Tensor) -> Tensor:
-        """`y`, which the tokens were made, changed in place."""
+        """Apply the rows' adapters to `y`, the embeddings of the tokens, in place and return it."""
         for adapter, rows in self._bearers.bands:
             if (other := self._others.get(adapter)) is not None:
                 y.index_copy_(0, rows, other.index_select(0, tokens.index_select(0, rows)).to(y.dtype))
@@ -53,7 +53,7 @@ class EmbeddingSite:
 
 
 def in_tiles(rows: Tensor, matrix: Tensor) -> Tensor:
-    """`[rows, in]` with `matrix: [out, in]`"""
+    """Multiply `rows`, [rows, in], in tiles of TILE with `matrix`, [out, in]."""
     tiles = functional.pad(rows, (0, 0, 0, -len(rows) % TILE)).view(-1, TILE, rows.shape[1])
     return torch.bmm(tiles, matrix.mT.expand(len(tiles), -1, -1)).flatten(0, 1)[:len(rows)]
 
@@ -61,8 +61,7 @@ def in_tiles(rows: Tensor, matrix: Tensor) -> Tensor:
 class Sites:
     def __init__(self, bearers: Bearers | None = None, dtype: torch.dtype = torch.float32,
                  device: torch.device | None = None) -> None:
-        """Without bearers there are none, and no product costs anything more. `dtype` is what changes are computed in.
-        """
+        """Without `bearers`, linears are not wrapped and adapters cost nothing. `dtype`: compute dtype of updates."""
         self.bearers = bearers
         self.linears: list[Site] = []
         self.heads: list[Site] = []

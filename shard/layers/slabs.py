@@ -1,5 +1,6 @@
-"""The matrices of all adapters at one product, multiplied by Triton kernels: two launches, whoever hangs wherever. The
-kernels are in `adapter_kernels.py`.
+"""LoRA matrices of all adapters for one linear, multiplied by the Triton kernels of `adapter_kernels.py`.
+
+Two launches per linear, for any number of adapters.
 """
 
 from collections.abc import Sequence
@@ -16,16 +17,18 @@ from shard.device import at, sent
 from shard.layers.adapter_kernels import expand, shrink
 from shard.layers.portions import Part
 
-RANKS = 16  # that a product is computed with at once
-SPLIT = 1024  # inputs that one program takes
-PIECE = 64  # of them at once
-BLOCK = 128  # outputs of one program
-EVEN = 16  # of which all that says where columns are is a multiple, as a rule: then several are read at once
-MOST_ADAPTERS = 1024  # at once
-PROGRAMS = 1024  # at least, that share what is to do where a launch does not know how much that is
+RANKS = 16  # LoRA ranks per tl.dot
+SPLIT = 1024  # inputs per shrink program
+PIECE = 64  # inputs per tl.dot
+BLOCK = 128  # outputs per expand program
+EVEN = 16  # usual divisor of column offsets and widths; lets the compiler vectorise loads
+MOST_ADAPTERS = 1024  # loaded at once
+PROGRAMS = 1024  # lower limit of programs in a launch whose number of entries is unknown
 
 
 class Slabs:
+    """Implementation of `Added` by Triton kernels, which read the matrices through tables of addresses."""
+
     steady = True
 
     def __init__(self, bearers: Bearers, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> None:
@@ -43,9 +46,11 @@ class Slabs:
 
     @cached_property
     def _tables(self) -> tuple[Tensor, ...]:
-        """Where matrices are, by the row of their place and by part: of those that make rows narrow, and of those that
-        make them wide. Experts whom no adapter changes have none."""
-        with torch.inference_mode(mode=False):  # a step may be first to ask, and whoever loads adapters writes to them
+        """Addresses of the matrices by table row of their slot and by part, for shrink and for expand.
+
+        Allocated on first use: experts that no adapter changes need no tables.
+        """
+        with torch.inference_mode(mode=False):  # a step may be the first user, yet `put` must be able to write to them
             return torch.zeros(2, MOST_ADAPTERS, len(self._parts), dtype=torch.int64, device=self._device).unbind()
 
     def put(self, place: Place, part: int, down: Tensor, up: Tensor) -> int:
@@ -87,8 +92,10 @@ class Slabs:
             EVEN=self._even, **constants)
 
     def _compile(self) -> None:
-        """While the first adapter is loaded, and in no step: nobody's rows are computed. Some products are not rounded
-        yet when something is added to them."""
+        """Compile the kernels with an empty work list while the first adapter is loaded, not during a step.
+
+        Some linears' outputs are still float32 when the update is added, so both types of `y` are compiled.
+        """
         entries, rows, number = sent([[0] * ENTRY, [0], [0]], self._device)
         work = Work(entries.view(1, ENTRY), rows, number, LEAST_SIZE, None)
         with at(self._device):
@@ -102,6 +109,8 @@ class Slabs:
 
 
 def programs(work: Work, others: int) -> int:
-    """How many share the entries, where each goes with so many others. Of a step that was captured most entries are
-    nobody's, and a program that finds nothing to do takes time as well."""
+    """Return the number of programs that share the entries, if each is launched `others` times on the other axes.
+
+    In a captured step most entries are unused, and a program without work takes time, too.
+    """
     return len(work.entries) if work.places is not None else min(len(work.entries), -(-PROGRAMS // others))

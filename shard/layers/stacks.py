@@ -1,7 +1,7 @@
-"""The matrices of all adapters at one product, multiplied by torch.
+"""LoRA matrices of all adapters for one linear, multiplied by torch.
 
-Those of adapters that hang side by side lie in one tensor, and rows are multiplied in tiles of one size: a row's bits
-do not depend on the others.
+Matrices of one shelf share a tensor, and rows are multiplied in tiles of one size, so that a row's bits do not depend
+on other rows.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from shard.layers.portions import Part
 
 
 class Stack(NamedTuple):
-    """Of a part, of the adapters on a shelf; zeros where none hangs or its rank is smaller."""
+    """Matrices of one part for the adapters of one shelf; zeros in free slots and beyond an adapter's rank."""
 
     down: Tensor  # [WIDTH, size, in]
-    up: Tensor  # [WIDTH, size, out], turned: so a few rows are multiplied up to twice as fast
+    up: Tensor  # [WIDTH, size, out], transposed: few rows are multiplied up to twice as fast
 
 
 class Stacks:
@@ -74,7 +74,7 @@ class Stacks:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU such that memory to which nobody has written is not taken yet; torch's own are all written."""
+    """Return zeros. On a CPU, memory is not used before it is written, whereas `torch.zeros` writes all of it."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
@@ -85,6 +85,6 @@ def picked(rows: Tensor, places: Tensor | None) -> Tensor:
 
 
 def multiplied(tiles: Tensor, matrices: Tensor, slots: range) -> Tensor:
-    """`tiles: [tiles, TILE, in]` with `matrices: [WIDTH, in, out]`, each with its own or all with the same."""
+    """Multiply `tiles: [tiles, TILE, in]` with `matrices: [WIDTH, in, out]`: one slot per tile, or one for all."""
     mine = matrices[slots.start:slots.stop]
     return torch.bmm(tiles, mine if len(slots) == len(tiles) else mine.expand(len(tiles), -1, -1))

@@ -1,9 +1,8 @@
-"""Products with a weight that is kept as signed bytes, one scale for each output.
+"""Linear with an int8 weight and one scale per output.
 
-Rows of codes are made into numbers in a buffer, a tile after the other, and multiplied from there. The codes of a tile
-lie in the order that a packed weight has, so that filling the buffer is a mere conversion, and it is small enough to
-stay in the processor's cache. Every tile is multiplied as a packed weight is: a row's bits do not depend on others.
-Knows nothing of ranks, nor of where codes come from.
+The weight is dequantized into a buffer, tile by tile, and multiplied from there. A tile's codes are stored in the
+layout of a packed weight, so that filling the buffer is a mere dtype conversion, and the buffer is small enough to stay
+in the processor's cache. Every tile is multiplied like a packed weight, so a row's bits do not depend on other rows.
 """
 
 import ctypes
@@ -18,19 +17,19 @@ from torch.nn import functional
 from shard.layers.linear import exactly, pack, packs
 from shard.quantization.coded import Coded
 
-TILE_BYTES = 4 * 2**20  # of numbers, at most; twice as many were no faster, half as many up to 1.3 times slower
-DEVICE_TILE_BYTES = 2**28  # where there is no such cache, and every step of a tile has to be started
+TILE_BYTES = 4 * 2**20  # limit of a dequantized tile; twice as many were no faster, half as many up to 1.3 times slower
+DEVICE_TILE_BYTES = 2**28  # limit on a GPU, where a tile stays in no cache and every tile costs kernel launches
 ROUND_TO = 16
 
 
 class Buffer(Protocol):
-    """Room for the numbers of a tile."""
+    """Buffer for one dequantized tile."""
 
     def order(self, codes: Tensor) -> Tensor:
-        """`[rows, columns]` of codes, to be kept as the buffer wants them"""
+        """Return a copy of the codes, `[rows, columns]`, in the buffer's layout."""
 
     def multiply(self, x: Tensor, codes: Tensor) -> Tensor:
-        """With what `order` gave."""
+        """Multiply `x` with a tile of codes in the layout that `order` returns."""
 
 
 class PackedBuffer:
@@ -64,7 +63,7 @@ class PlainBuffer:
 
 
 def numbers_of(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """The memory of a packed weight, which must outlive what is returned."""
+    """Return a view of a packed weight's memory. The weight must outlive the view."""
     size: int = torch.ops.mkldnn._nbytes(packed)
     memory = (ctypes.c_char * size).from_address(torch.ops.mkldnn.data_ptr(packed))
     return torch.frombuffer(memory, dtype=dtype)
@@ -72,8 +71,8 @@ def numbers_of(packed: Tensor, dtype: torch.dtype) -> Tensor:
 
 @cache
 def can_fill(dtype: torch.dtype) -> bool:
-    """Whether numbers can be put into a packed weight, and are what is multiplied then: the operators are torch's own
-    affair."""
+    """Return whether a packed weight can be overwritten in place. The operators are private to torch, so this is
+    tested."""
     weight = torch.arange(-480.0, 480.0).div_(8).round_().view(48, 20)
     x = torch.eye(20, dtype=dtype)
     try:
@@ -84,14 +83,14 @@ def can_fill(dtype: torch.dtype) -> bool:
 
 
 class Buffers:
-    """One for each shape: products are made one after the other."""
+    """Buffers by shape, shared by all linears, since these run one after the other."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
         self._made: dict[tuple[int, int], Buffer] = {}
 
     def height(self, num_outputs: int, num_inputs: int) -> int:
-        """Tiles are about equally high, so that the last one is hardly filled up."""
+        """Return the rows per tile, chosen such that the last tile needs little padding."""
         most = TILE_BYTES if self._device.type == "cpu" else DEVICE_TILE_BYTES
         num_tiles = -(-num_outputs * num_inputs * self._dtype.itemsize // most)
         if num_tiles <= 1:
@@ -111,10 +110,10 @@ class Buffers:
 
 
 class TiledLinear:
-    """Results are in float32 until they have their scale and their bias."""
+    """Linear with an int8 weight. Results stay float32 until scale and bias are applied."""
 
     def __init__(self, parts: Sequence[Coded], bias: Tensor | None, buffers: Buffers) -> None:
-        """The outputs of all parts, one after the other."""
+        """The outputs are those of all parts, one after the other."""
         self._scales = torch.cat([part.scales for part in parts]).view(-1)  # [out]
         self._bias = None if bias is None else bias.float()
         num_outputs, num_inputs = len(self._scales), parts[0].num_columns
@@ -127,7 +126,7 @@ class TiledLinear:
 
     def unrounded(self, x: Tensor) -> Tensor:
         """`[rows, in] -> [rows, out]` in float32"""
-        if len(x) == 1:  # alone, a row may be computed in another way
+        if len(x) == 1:  # a single row may be computed by another kernel
             return self.unrounded(x.repeat(2, 1))[:1]
         outputs = torch.empty(len(x), len(self._scales), device=x.device)
         parts = zip(self._tiles, torch.split(outputs, self._height, dim=1), torch.split(self._scales, self._height),
@@ -139,7 +138,7 @@ class TiledLinear:
 
 
 def tiles(parts: Sequence[Coded], height: int) -> Iterator[Tensor]:
-    """`[height, in]` each; behind the last output are zeros"""
+    """Yield the tiles of codes, `[height, in]` each, the last one padded with zeros."""
     num_outputs, num_inputs = sum(part.num_rows for part in parts), parts[0].num_columns
     for first in range(0, num_outputs, height):
         tile = torch.zeros(height, num_inputs, dtype=torch.int8, device=parts[0].scales.device)

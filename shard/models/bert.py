@@ -1,4 +1,4 @@
-"""BERT, and what XLM-RoBERTa has in common with it."""
+"""BERT, and the parts that XLM-RoBERTa shares with it."""
 
 from typing import Any
 

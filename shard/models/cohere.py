@@ -1,6 +1,6 @@
-"""Cohere's Command R and Aya: attention and MLP side by side behind one norm, neighbouring values turned together.
+"""Cohere's Command R and Aya: parallel attention and MLP after one norm, rotary embedding of adjacent values.
 
-Written as for one device: what the ranks share is in the linears. Knows nothing of steps, sequences or blocks.
+Written as for one device: tensor parallelism is in the linears.
 """
 
 from dataclasses import dataclass, replace
@@ -59,7 +59,7 @@ def read_norm(source: Source[Any], name: str) -> LayerNorm:
 
 
 def read_head_norm(source: Source[CohereConfig], layer: int) -> LayerNorm:
-    """One for queries and keys together. Every head has weights of its own."""
+    """Return one norm for queries and keys together. Every head has weights of its own."""
     config, name = source.config, f"{source.prefix}.layers.{layer}.self_attn"
     heads = (("q_norm", config.num_heads, source.heads), ("k_norm", config.num_kv_heads, source.kv_heads))
     weights = [source.weights.rows(f"{name}.{norm}.weight", (number, config.head_dim), mine)

@@ -1,6 +1,6 @@
-"""What a model is: sizes and variants, in our words. Knows nothing of files, nor of how any of it is computed.
+"""Model config: sizes and options, under the same names for all families.
 
-What only one family has is in a dataclass of its own, made from this one, in the family's file.
+Options of a single family are in a subclass in the family's file.
 """
 
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from shard.quantization.coded import Format
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """How positions turn queries and keys. What a kind does not use is left at its default."""
+    """Rotary embedding of queries and keys. Options that a kind does not use keep their defaults."""
 
     kind: str
     theta: float
     factor: float = 1.0
-    original_positions: int = 0  # how far the model reached before its context was stretched
+    original_positions: int = 0  # context length before rope scaling
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
-    amplitude: float = 1.0  # what cosines and sines are multiplied with
-    share: float = 1.0  # of a head's values, from the first on, that are turned
-    neighbours: bool = False  # whether a value's partner is the one beside it, not half a head away
-    factors: tuple[float, ...] = ()  # by pair, how much its turns are stretched
+    amplitude: float = 1.0  # factor of cosines and sines
+    share: float = 1.0  # fraction of a head's values, from the first on, that are rotated
+    neighbours: bool = False  # whether a value's partner is the adjacent one, not half a head away
+    factors: tuple[float, ...] = ()  # by pair, the divisor of its frequency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +40,13 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     norm_epsilon: float
-    max_positions: int  # the most tokens in one sequence
+    max_positions: int  # maximum tokens in one sequence
     dtype: torch.dtype  # of the checkpoint
     rotary: Rotary | None = None
     tied: bool = False  # whether the head is the embedding
     attention_bias: bool = False
     mlp_bias: bool = False
-    windows: tuple[int, ...] = ()  # how many places each layer sees, its own among them, 0: all; empty: all everywhere
-    scale: float | None = None  # of queries times keys; None: one over the root of head_dim
-    softcap: float = 0.0  # what such products come near to at most, 0: no bound
+    windows: tuple[int, ...] = ()  # by layer: positions a token attends to, itself included, 0: all; empty: all
+    scale: float | None = None  # factor of the scores; None: one over the square root of head_dim
+    softcap: float = 0.0  # soft limit of the scores; 0: none
     quantization: Format | None = None  # of the checkpoint

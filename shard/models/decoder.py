@@ -1,4 +1,4 @@
-"""A language model as one rank has it: embedding, layers, norm, head. Knows nothing of what a layer does."""
+"""One rank's part of a decoder: embedding, layers, norm and head."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ from shard.models.config import ModelConfig, Rotary
 from shard.step import Inputs
 from shard.weights import Weights
 
-Product = tuple[Linear, int]  # and the width that it takes
+Product = tuple[Linear, int]  # linear and its input width
 Config_co = TypeVar("Config_co", bound=ModelConfig, covariant=True)
 
 
 class LanguageModel(Protocol):
-    """One rank's part of a model, whoever computes it: a `Decoder`, or what stands in its place."""
+    """One rank's part of a model: a `Decoder`, or a `ForeignModel` made of modules of transformers."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -34,67 +34,67 @@ class LanguageModel(Protocol):
 
     @property
     def num_kv_heads(self) -> int:
-        """Of this rank."""
+        """Number of KV heads on this rank."""
 
     @property
     def head_dim(self) -> int: ...
 
     @property
     def products(self) -> Sequence[Product]:
-        """Of all layers."""
+        """Linears of all layers, each with its input width."""
 
     def hidden(self, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        """`[tokens, hidden]`, after the last norm"""
+        """Return the hidden states after the last norm, `[tokens, hidden]`."""
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        """`[rows, hidden] -> [rows, vocabulary]` in float32, on rank 0; on the others nothing"""
+        """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
 
     @property
     def num_varied(self) -> int:
-        """So many first layers have one of each kind among them."""
+        """Smallest number of first layers that include every kind of layer."""
 
     @property
     def steady(self) -> bool:
-        """Whether it launches the same for equally many tokens that decode, whatever they are."""
+        """Whether all decode steps with equally many tokens launch the same kernels."""
 
     def cut(self, num_layers: int) -> "LanguageModel":
-        """The first layers only, with the same weights."""
+        """Return a model of the first layers only, with the same weights."""
 
 
 class Layer(Protocol):
     @property
     def products(self) -> Sequence[Product]:
-        """In the order of a step, for who measures what they take alone."""
+        """Linears in the order in which a step runs them, used to measure how long they take by themselves."""
 
     def __call__(self, x: Residual, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> None:
-        """`x` is of `[tokens, hidden]`. `turn` is what the model's positions make of a step."""
+        """Add the layer's outputs to `x`, `[tokens, hidden]`. `turn` is the result of `Positions.at` for the step."""
 
 
 class Embeds(Protocol):
     def __call__(self, inputs: Inputs) -> Tensor:
-        """`[tokens, hidden]`, a new tensor"""
+        """Return the tokens' embeddings, `[tokens, hidden]`, as a new tensor."""
 
 
 class Positions(Protocol):
     def at(self, positions: Tensor) -> Any:
-        """What layers need to know of the positions of a step."""
+        """Return the position embedding of a step, which its layers apply."""
 
 
 class Unturned:
-    """For models whose queries and keys do not depend on positions."""
+    """Positions of models whose queries and keys do not depend on them."""
 
-    def at(self, positions: Tensor) -> NoTurn:  # noqa: ARG002 - as of every kind of positions
+    def at(self, positions: Tensor) -> NoTurn:  # noqa: ARG002 - signature of `Positions`
         return NoTurn()
 
 
 @dataclass(frozen=True, slots=True)
 class Source(Generic[Config_co]):
-    """A checkpoint, and whose part of it is wanted."""
+    """Checkpoint that a model is read from, and the rank that reads its part."""
 
     config: Config_co
     weights: Weights
     group: Group
-    prefix: str = "model"  # of the names of all tensors but the head's
+    prefix: str = "model"  # prefix of all tensor names but the head's
 
     @property
     def heads(self) -> range:
@@ -106,7 +106,7 @@ class Source(Generic[Config_co]):
 
     @property
     def intermediate(self) -> range:
-        """Not the same number on every rank where it does not go even."""
+        """This rank's slice of the MLP's inner width. Sizes differ between ranks if it does not divide evenly."""
         return uneven_share(self.config.intermediate_size, self.group.rank, self.group.size)
 
     def rotary_table(self) -> RotaryTable:
@@ -154,7 +154,7 @@ class Decoder:
         return one_of_each(layer.products for layer in self.layers)
 
     def hidden(self, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        """`[tokens, hidden]`, after the last norm"""
+        """Return the hidden states after the last norm, `[tokens, hidden]`."""
         x = Residual(self.embedding(inputs))
         turn = self.positions.at(inputs.positions)
         for layer in self.layers:
@@ -162,23 +162,28 @@ class Decoder:
         return x.normed(self.norm)
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        """`[rows, hidden] -> [rows, vocabulary]` in float32, on rank 0; on the others nothing"""
+        """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
         return self.head(hidden)
 
     def cut(self, num_layers: int) -> "Decoder":
-        """The first layers only, with the same weights."""
+        """Return a decoder of the first layers only, with the same weights."""
         return replace(self, layers=self.layers[:num_layers])
 
 
 def one_of_each(layers: Iterable[Sequence[Product]]) -> int:
-    """How many first layers it takes to have one of each kind: layers are alike that take products as many, as wide and
-    made in the same way."""
+    """Return the smallest number of first layers that include every kind of layer.
+
+    Layers are of one kind if their linears agree in number, type and input width.
+    """
     kinds = [[(type(product), width) for product, width in layer] for layer in layers]
     return 1 + max(kinds.index(kind) for kind in kinds)
 
 
 def read_ends(source: Source[Any], embedding: str, head: str) -> tuple[Embedding, Head]:
-    """By the names of their tensors. They come before the layers: while a head is packed, memory holds it twice."""
+    """Read embedding and head by the names of their tensors.
+
+    They are read before the layers, because memory holds a head twice while it is packed.
+    """
     config, weights, group = source.config, source.weights, source.group
     check_ranks(config, group.size)
     shape = (config.vocabulary_size, config.hidden_size)
@@ -191,7 +196,7 @@ def read_ends(source: Source[Any], embedding: str, head: str) -> tuple[Embedding
 
 def read_decoder(source: Source[Any], read_layer: Callable[[Source[Any], int], Layer],
                  read_norm: ReadNorm = Source.norm, positions: Positions | None = None) -> Decoder:
-    """With the names of Llama."""
+    """Read a decoder whose tensors are named as in Llama."""
     config, prefix = source.config, source.prefix
     if source.weights.holds("embed_tokens.weight"):
         source.weights.put_beneath(f"{prefix}.")

@@ -1,4 +1,4 @@
-"""What the config.json of most families have in common, in our words. Knows nothing of weights."""
+"""Reader of the settings that the config.json of most families have in common."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def describe(given: Given, kind: type[ModelConfig] = ModelConfig, **differently: Any) -> Any:
-    """A `kind`, with the usual names of sizes, but for those that are given `differently`."""
+    """Return a `kind` with settings read under their usual names, except for the fields given in `differently`."""
     config = kind(**usual_sizes(given, differently) | differently)
     if config.num_heads % config.num_kv_heads:
         raise ValueError(f"{given.source}: num_attention_heads ({config.num_heads}) must be a multiple of "
@@ -22,7 +22,7 @@ def describe(given: Given, kind: type[ModelConfig] = ModelConfig, **differently:
 
 
 def check_factors(given: Given, config: ModelConfig) -> None:
-    """Where every pair that is turned has a factor of its own, there are as many of them."""
+    """Check that rope factors, if there are any, are as many as rotated pairs."""
     if config.rotary is None or not config.rotary.factors:
         return
     num_pairs = int(config.rotary.share * config.head_dim) // 2
@@ -32,7 +32,7 @@ def check_factors(given: Given, config: ModelConfig) -> None:
 
 
 def usual_sizes(given: Given, known: dict[str, Any]) -> dict[str, Any]:
-    """By their usual names; what is `known` differently is not looked at."""
+    """Read the settings under their usual names. Fields in `known` are not read."""
     num_heads = known.get("num_heads") or given.count("num_attention_heads")
     hidden_size = known.get("hidden_size") or given.count("hidden_size")
     positions = known.get("max_positions") or given.count("max_position_embeddings", 2048)
@@ -50,14 +50,14 @@ def usual_sizes(given: Given, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_dtype(given: Given) -> torch.dtype:
-    """A checkpoint that does not say is as torch makes numbers by itself."""
+    """Return the checkpoint's dtype; float32, torch's default, if config.json has none."""
     dtype = given.get("dtype", "torch_dtype") or "float32"
     given.one_of("dtype", dtype, DTYPES)
     return DTYPES[dtype]
 
 
 def read_windows(given: Given, num_layers: int, *, usual: bool) -> tuple[int, ...]:
-    """By layer. Where `layer_types` does not tell which layers slide, all do if that is `usual` and a size is given."""
+    """Return the window sizes by layer. Without `layer_types`, all layers have the window if `usual`, else none."""
     kinds = given.get("layer_types") or (["sliding_attention" if usual else "full_attention"] * num_layers)
     for kind in kinds:
         given.one_of("layer_types", kind, ("full_attention", "sliding_attention"))
@@ -70,6 +70,6 @@ def read_windows(given: Given, num_layers: int, *, usual: bool) -> tuple[int, ..
 
 
 def refuse_activation(given: Given, *supported: str) -> None:
-    """An activation that is not among these."""
+    """Reject an activation that is not among `supported`."""
     named = given.get("hidden_activation", "hidden_act", "activation_function") or supported[0]
     given.one_of("hidden_act", named, supported)

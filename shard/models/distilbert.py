@@ -1,4 +1,4 @@
-"""DistilBERT: BERT with half of the layers, other names, and one type of tokens."""
+"""DistilBERT: BERT with half of the layers, other names, and no token types."""
 
 from shard.given import Given
 from shard.models.decoder import Source
@@ -9,7 +9,7 @@ from shard.models.gpt import read_gelu, share_evenly
 NAMES = Names(
     "transformer.layer", "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",
     "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm")
-EPSILON = 1e-12  # no file tells it
+EPSILON = 1e-12  # not part of config.json
 
 
 def describe_distilbert(given: Given) -> EncoderConfig:

@@ -1,8 +1,7 @@
-"""Encoders of texts in the line of BERT: learned positions, a norm behind attention and another behind the MLP, and
-every token sees its whole text. Some tell tokens apart: then a last product gives each the probabilities of labels.
+"""BERT-style text encoders: learned positions, post-norm attention and MLP, bidirectional attention.
 
-Written as for one device: what the ranks share is in the linears. Knows nothing of steps, nor of what becomes of hidden
-states.
+Models for token classification have a classifier that returns the probabilities of labels for each token. Written as
+for one device: tensor parallelism is in the linears.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,16 +26,16 @@ from shard.texts import Text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig(GptConfig):
-    num_types: int = 0  # of tokens, each with an embedding; all of ours are of the first
-    padding: int | None = None  # a token that takes no position; those of the others begin behind its number
-    labels: tuple[str, ...] = ()  # that tokens may get; none: there is no product for them
+    num_types: int = 0  # token types with an embedding; only the first is used
+    padding: int | None = None  # id of the padding token; positions of other tokens begin at this number plus one
+    labels: tuple[str, ...] = ()  # of token classification; empty: the model has no classifier
 
     @property
     def first_position(self) -> int:
         return 0 if self.padding is None else self.padding + 1
 
     def positions(self, tokens: Sequence[int]) -> list[int]:
-        """Of a text."""
+        """Return the positions of a text's tokens."""
         if self.padding is None or self.padding not in tokens:
             return list(range(self.first_position, self.first_position + len(tokens)))
         places, place = [], self.padding
@@ -47,13 +46,13 @@ class EncoderConfig(GptConfig):
 
 
 class Names(NamedTuple):
-    """What a family calls its layers, and beneath the name of each what it consists of."""
+    """Name of a family's list of layers, and names of the modules within a layer."""
 
     layers: str
     queries: str
     keys: str
     values: str
-    mixed: str  # the product behind attention
+    mixed: str  # output linear of attention
     attention_norm: str
     wide: str
     narrow: str
@@ -62,7 +61,7 @@ class Names(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TextInputs:
-    """Texts one after the other on the token axis."""
+    """Inputs of one forward pass: texts one after the other on the token axis."""
 
     tokens: Tensor  # [tokens]
     positions: Tensor  # [tokens]
@@ -125,24 +124,24 @@ class Encoder:
     classifier: Linear | None
 
     def hidden(self, inputs: TextInputs) -> Tensor:
-        """`[tokens, hidden]`, after the last norm"""
+        """Return the hidden states after the last norm, `[tokens, hidden]`."""
         x = self.embedding(inputs)
         for layer in self.layers:
             x = layer(x, inputs.lengths)
         return x
 
     def probabilities(self, hidden: Tensor) -> Tensor:
-        """`[tokens, hidden] -> [tokens, labels]` in float32"""
+        """Map `[tokens, hidden]` to float32 probabilities of the labels, `[tokens, labels]`."""
         assert self.classifier is not None
         return self.classifier(hidden).float().softmax(-1)
 
     def cut(self, num_layers: int) -> "Encoder":
-        """The first layers only, with the same weights."""
+        """Return an encoder of the first layers only, with the same weights."""
         return replace(self, layers=self.layers[:num_layers])
 
 
 def layer_norm(source: Source[EncoderConfig], name: str) -> Norm:
-    """Old files call weight and bias otherwise."""
+    """Read a layer norm. In old files its tensors are named gamma and beta."""
     weight, bias = ("weight", "bias") if source.weights.holds(f"{name}.weight") else ("gamma", "beta")
     shape = (source.config.hidden_size,)
     return LayerNorm(source.weights.whole(f"{name}.{weight}", shape), source.config.norm_epsilon,
@@ -150,7 +149,7 @@ def layer_norm(source: Source[EncoderConfig], name: str) -> Norm:
 
 
 def read_encoder(source: Source[EncoderConfig], prefix: str, names: Names) -> Encoder:
-    """`prefix` stands before all names but the classifier's, except where the encoder alone was saved."""
+    """Read an encoder. All tensor names but the classifier's begin with `prefix`, unless only the encoder was saved."""
     config, weights = source.config, source.weights
     check_ranks(config, source.group.size)
     before = prefix if weights.holds(f"{prefix}embeddings.word_embeddings.weight") else ""
@@ -161,14 +160,14 @@ def read_encoder(source: Source[EncoderConfig], prefix: str, names: Names) -> En
 
 
 def read_classifier(source: Source[EncoderConfig]) -> Linear:
-    """Whole on every rank: it is small."""
+    """Read the classifier, whole on every rank because it is small."""
     shape = (len(source.config.labels), source.config.hidden_size)
     return make_linear(source.weights.whole("classifier.weight", shape),
                        source.weights.whole("classifier.bias", shape[:1]))
 
 
 def labelled(given: Given, config: EncoderConfig) -> EncoderConfig:
-    """The same where tokens get labels."""
+    """Return a copy of the config with the labels of token classification."""
     names = given.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
     numbers = {str(number) for number in range(len(names))}
     if not isinstance(names, dict) or set(names) != numbers:

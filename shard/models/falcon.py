@@ -1,7 +1,7 @@
-"""Falcon, of two designs: one key/value head for all queries (7B), or one for each group of them (11B, 40B, 180B) and
-up to two norms before an attention and an MLP that are beside each other.
+"""Falcon, in two designs: one KV head for all queries (7B), or one KV head per group of queries (11B, 40B, 180B) with
+one or two norms before parallel attention and MLP.
 
-Models with ALiBi instead of rotary positions are refused.
+Models with ALiBi instead of rotary embedding are rejected.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def describe_falcon(given: Given) -> FalconConfig:
     for name in ("alibi", "apply_residual_connection_post_layernorm"):
         if given.flag(name, default=False):
             raise ValueError(f"{given.source}: {name} true is not supported; supported: false")
-    given = given.with_defaults(  # in the words of older files
+    given = given.with_defaults(  # names in older files
         num_attention_heads=given.get("n_head"), num_hidden_layers=given.get("n_layer"),
         num_kv_heads=given.get("n_head_kv"), hidden_size=given.get("n_embed"))
     hidden_size, num_heads = given.count("hidden_size"), given.count("num_attention_heads")
@@ -50,14 +50,15 @@ def describe_falcon(given: Given) -> FalconConfig:
 
 
 def count_kv_heads(given: Given, num_heads: int, *, grouped: bool) -> int:
-    """The older design has one for all queries or one for each, whatever the file says else."""
+    """Return the number of KV heads. The older design has one for all queries or one for each, regardless of
+    `num_kv_heads`."""
     if grouped:
         return given.count("num_kv_heads", num_heads)
     return 1 if given.flag("multi_query", default=True) else num_heads
 
 
 def count_norms(given: Given, *, grouped: bool) -> int:
-    """Before an attention and an MLP that are beside each other."""
+    """Return the number of norms before parallel attention and MLP."""
     most = 2 if grouped else 1
     count = given.count("num_ln_in_parallel_attn", most)
     if count > most:

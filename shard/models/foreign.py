@@ -1,7 +1,7 @@
-"""A model whose layers are modules of torch that others wrote, over our cache and our attention.
+"""Model whose layers are foreign torch modules, run with our KV cache and attention backends.
 
-Its attention calls `attend`, which asks whoever listens to the step: `Passage` in earnest, or who looks at the model.
-Products with a weight are replaced by ours. Knows nothing of where the module comes from.
+The modules' attention calls `attend`, which calls the step's listener: a `Passage` in serving, a `Look` when the model
+is probed. Linears are replaced by ours.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ from shard.models.config import ModelConfig
 from shard.models.decoder import Product, one_of_each
 from shard.step import Inputs
 
-WORD = "weft_listener"  # what the listener is called among the words that layers pass on
+WORD = "weft_listener"  # keyword argument with which layers pass the listener on to attention
 
 
 class Question(NamedTuple):
-    """What a layer asks of attention."""
+    """Arguments with which a layer calls attention."""
 
     module: nn.Module
     queries: Tensor  # [1, heads, tokens, head_dim]
@@ -47,14 +47,14 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One step."""
+    """Listener of one step, which runs attention over the cache."""
 
     inputs: Inputs
     cache: Cache
     attention: Attention
 
     def __call__(self, question: Question) -> Tensor:
-        """Mask and words are in the variant of attention."""
+        """Run attention for one layer. Mask and keyword arguments are unused: the backend's `Variant` covers them."""
         layer: Any = question.module.layer_idx
         queries, keys, values = (by_token(x, self.cache.dtype) for x in question[1:4])
         self.cache.write(layer, keys.flatten(1), values.flatten(1), self.inputs.slots)
@@ -68,7 +68,7 @@ def by_token(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Said:
-    """What a module of layers returns, with nothing but the hidden states."""
+    """Output of a decoder as transformers expects it, with hidden states only."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -77,37 +77,37 @@ class Said:
         return (self.last_hidden_state,)[index]
 
     def __getattr__(self, name: str) -> None:
-        """Whatever else may be looked for is not there."""
+        """Return None for every other attribute."""
 
 
 class Echo(nn.Module):
-    """Stands for the layers where only the head is wanted: the hidden states are given."""
+    """Replacement of the layers in a model that is only run for its head: it returns the hidden states it is given."""
 
     def forward(self, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None,  # noqa: ARG002
-                **words: Any) -> Said:  # noqa: ARG002 - in the place of a module that takes them
+                **words: Any) -> Said:  # noqa: ARG002 - signature of the replaced module
         assert inputs_embeds is not None
         return Said(inputs_embeds)
 
 
 def states(layers: nn.Module, tokens: Tensor, positions: Tensor, listener: Listener, **words: Tensor) -> Tensor:
-    """`[tokens, hidden]`. `words` are more that the layers are told."""
+    """Run the layers and return the hidden states, `[tokens, hidden]`. `words`: further keyword arguments."""
     said = layers(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **{WORD: listener}, **words)
     hidden: Tensor = said[0][0]
     return hidden
 
 
 def logits(head: nn.Module, hidden: Tensor) -> Tensor:
-    """`head` is a whole model with an `Echo` in the place of its layers."""
+    """Return the logits of hidden states. `head` is a whole model whose layers are replaced by an `Echo`."""
     rows: Tensor = head(inputs_embeds=hidden[None], use_cache=False).logits[0]
     return rows
 
 
 class ForeignModel:
-    """As `Decoder`, of a module."""
+    """`LanguageModel` made of foreign torch modules."""
 
     def __init__(self, config: ModelConfig, group: Group, layers: nn.Module, head: nn.Module,
                  path: Sequence[str]) -> None:
-        """`layers` makes hidden states of tokens, `head` logits of them; the list of layers stands at `path`."""
+        """`layers` maps tokens to hidden states, `head` these to logits. `path`: path to the list of layers."""
         self.config = config
         self._group = group
         self._layers = layers
@@ -131,7 +131,7 @@ class ForeignModel:
         return states(self._layers, inputs.tokens, inputs.positions, Passage(inputs, cache, attention))
 
     def logits(self, hidden: Tensor) -> Tensor | None:
-        """`[rows, hidden] -> [rows, vocabulary]` in float32, on rank 0; on the others nothing"""
+        """Map `[rows, hidden]` to float32 logits, `[rows, vocabulary]`, on rank 0; return None on other ranks."""
         return None if self._group.rank else logits(self._head, hidden).float()
 
     @property
@@ -144,11 +144,11 @@ class ForeignModel:
 
     @property
     def steady(self) -> bool:
-        """Nobody knows what others' layers do."""
+        """Always False: it is unknown which kernels foreign layers launch."""
         return False
 
     def cut(self, num_layers: int) -> "ForeignModel":
-        """The first layers only, with the same weights."""
+        """Return a model of the first layers only, with the same weights."""
         kept = nn.ModuleList(list(part_at(self._layers, self._path))[:num_layers])
         return ForeignModel(
             self.config, self._group, with_part(self._layers, self._path, kept), self._head, self._path)
@@ -165,7 +165,7 @@ def part_at(module: nn.Module, path: Sequence[str]) -> nn.ModuleList:
 
 
 def with_part(module: nn.Module, path: Sequence[str], part: nn.Module) -> nn.Module:
-    """A copy with another part at `path`; all the rest is shared."""
+    """Return a copy with another submodule at `path`; all other submodules are shared."""
     first, *others = path
     copied = copy(module)
     inner = copied._modules[first]
@@ -180,7 +180,7 @@ def bias_of(linear: nn.Linear) -> Tensor | None:
 
 
 class Replaced(nn.Module):
-    """One of our products in the place of torch's."""
+    """Module that computes an nn.Linear by one of our linears."""
 
     def __init__(self, replaced: nn.Linear) -> None:
         super().__init__()
@@ -194,9 +194,9 @@ class Replaced(nn.Module):
 
 
 def replace_products(module: nn.Module) -> None:
-    """One after the other, so that memory holds one of them twice."""
+    """Replace every nn.Linear by our linear, one after the other, so that memory holds only one of them twice."""
     for name, inner in module.named_children():
-        if type(inner) is nn.Linear:  # what is made from it may do more
+        if type(inner) is nn.Linear:  # a subclass may compute something else
             setattr(module, name, Replaced(inner))
         else:
             replace_products(inner)

@@ -1,8 +1,6 @@
-"""What a module that others wrote asks of attention: found out by running it once without numbers (on torch's meta
-device).
+"""Probe of the attention that a foreign module needs, by one run on torch's meta device.
 
-What our attention does not do, or what we cannot be sure of, is `Unsuitable`, with the reason. Knows nothing of where
-the module comes from.
+Attention that our backends do not support, or that the probe cannot determine, raises `Unsuitable` with the reason.
 """
 
 import inspect
@@ -15,19 +13,19 @@ from torch import Tensor, nn
 from shard.models.foreign import Question, logits, states
 
 META = torch.device("meta")
-# Words to attention that ask for nothing beyond what is looked at, or nothing that a server would want.
+# Keyword arguments of attention that the probe handles, or that make no difference in serving.
 USUAL = {"dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids", "position_embeddings",
          "cache_position", "use_cache", "output_attentions", "output_hidden_states", "output_router_logits",
          "return_dict"}
 
 
 class Unsuitable(Exception):
-    """Why a model cannot be run over our cache."""
+    """Raised if a model cannot run over our cache, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one layer asks of attention."""
+    """Attention that one layer needs."""
 
     module: nn.Module
     num_heads: int
@@ -39,7 +37,7 @@ class Asked:
 
 
 class Mask(torch.Tensor):
-    """Stands for a mask in a run without numbers."""
+    """Placeholder of a mask in a run on the meta device, which records its window."""
 
     window: int
 
@@ -53,7 +51,7 @@ def stand_in(*, q_length: int, local_size: int | None = None, use_vmap: bool = F
 
 
 class Look:
-    """Listens to a run without numbers."""
+    """Listener of a run on the meta device, which records the attention that each layer needs."""
 
     def __init__(self) -> None:
         self.asked: list[Asked] = []
@@ -88,17 +86,17 @@ def window_of(mask: object, words: dict[str, Any]) -> int:
 
 
 def look_at(layers: nn.Module, head: nn.Module) -> tuple[list[Asked], int]:
-    """What every layer asks, and the width of hidden states."""
+    """Run the model on the meta device and return each layer's attention and the width of hidden states."""
     if "position_ids" not in inspect.signature(inspect.unwrap(type(layers).forward)).parameters:
         raise Unsuitable("it cannot be told the positions of tokens")
     look, two = Look(), torch.zeros(2, dtype=torch.int64, device=META)
     try:
-        # Told that no place is empty, it does not look into positions for several sequences side by side.
+        # With a mask that excludes no token, transformers does not search the positions for packed sequences.
         hidden = states(layers, two, two, look, attention_mask=torch.ones(1, 2, dtype=torch.bool, device=META))
         logits(head, hidden)
     except Unsuitable:
         raise
-    except Exception as error:  # whatever does not go without numbers, or without what is not passed on
+    except Exception as error:  # anything that fails on the meta device, or if layers do not pass on the listener
         raise Unsuitable(f"its layers cannot be looked at ({type(error).__name__}: {error})") from error
     refuse_differences(look.asked)
     return look.asked, hidden.shape[-1]
@@ -118,7 +116,7 @@ def windows_of(asked: list[Asked]) -> tuple[int, ...]:
 
 
 def path_of(layers: nn.Module, attention: nn.Module) -> tuple[str, ...]:
-    """To the list that the first layer is in, which is that with its attention."""
+    """Return the submodule path to the list of layers. `attention`: attention module of the first layer."""
     parts = next(name for name, module in layers.named_modules() if module is attention).split(".")
     if "0" not in parts:
         raise Unsuitable("its layers are not in a list")

@@ -1,8 +1,5 @@
-"""The ranks' shares of a module that others wrote, by the plan that comes with it: which products are split by their
-outputs, and which by their inputs, so that results are summed.
-
-Knows nothing of where module and plan come from.
-"""
+"""Tensor-parallel split of a foreign module by its tensor-parallel plan: colwise linears are split by outputs, rowwise
+ones by inputs, with results summed over the ranks."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +11,7 @@ from shard.distributed import Group, share
 from shard.models.foreign import bias_of
 
 Total = Callable[[Tensor], Tensor]
-WHOLE = "replicated_with_grad_allreduce"  # every rank has it
+WHOLE = "replicated_with_grad_allreduce"  # replicated on every rank
 
 
 class Summed(nn.Module):
@@ -35,7 +32,7 @@ def by_outputs(linear: nn.Linear, group: Group, _: Total) -> nn.Module:
 
 
 def by_inputs(linear: nn.Linear, group: Group, total: Total) -> nn.Module:
-    """The bias is rank 0's, so that it is added once."""
+    """Split by inputs. Only rank 0 keeps the bias, so that it is added once."""
     mine = share(linear.in_features, group.rank, group.size)
     return Summed(smaller(linear.weight[:, mine.start:mine.stop], None if group.rank else bias_of(linear)), total)
 
@@ -44,7 +41,7 @@ SPLITS = {"colwise": by_outputs, "rowwise": by_inputs}
 
 
 def smaller(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """With copies, so that what is not kept can be forgotten."""
+    """Return a linear with copies of `weight` and `bias`, so that the tensors they are slices of can be freed."""
     outputs, inputs = weight.shape
     linear = nn.Linear(inputs, outputs, bias=bias is not None, device=torch.device("meta"))
     linear.weight = nn.Parameter(weight.clone(), requires_grad=False)
@@ -54,8 +51,10 @@ def smaller(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 def share_products(module: nn.Module, plan: Mapping[str, str], group: Group, total: Total) -> None:
-    """`plan` has names of products, with a star for any number. `total` adds up what the ranks have. A ValueError says
-    why the plan will not do."""
+    """Split the module's linears in place. Raises ValueError if the plan is not supported.
+
+    `plan`: split style by module name, where a star matches any number. `total` sums over the ranks.
+    """
     if unknown := sorted(set(plan.values()) - SPLITS.keys() - {WHOLE}):
         raise ValueError(f"it would have to be split as {', '.join(unknown)}")
     splits = [(re.compile(re.escape(name).replace(r"\*", r"\d+")), SPLITS[style])

@@ -1,6 +1,6 @@
-"""Gemma: Llama with norms whose weights count from 1, a scaled embedding, and GELU instead of SiLU.
+"""Gemma: Llama with norm weights stored minus one, a scaled embedding, and GELU instead of SiLU.
 
-Written as for one device: what the ranks share is in the linears. Knows nothing of steps, sequences or blocks.
+Written as for one device: tensor parallelism is in the linears.
 """
 
 from dataclasses import dataclass, replace
@@ -32,14 +32,14 @@ class ScaledEmbedding:
 
 
 def describe_gemma(given: Given) -> ModelConfig:
-    """The first files say `gelu` and mean its approximation by tanh."""
+    """Return the config. `gelu` in the first files means its approximation by tanh."""
     refuse_activation(given, ACTIVATION, "gelu")
     config: ModelConfig = describe_any(given)
     return config
 
 
 def describe_any(given: Given, kind: type[ModelConfig] = ModelConfig, **differently: Any) -> Any:
-    """What all generations have in common."""
+    """Return a `kind` with the settings that all generations of Gemma share."""
     if given.flag("use_bidirectional_attention", default=False):
         raise ValueError(f"{given.source}: use_bidirectional_attention is not supported; supported: attention to what "
                          f"came before")
@@ -56,7 +56,7 @@ def from_one(weight: Tensor) -> Tensor:
 
 
 def scaled(decoder: Decoder, dtype: torch.dtype) -> Decoder:
-    """The root of the width is rounded as the embedding is."""
+    """Scale the embedding by the square root of the hidden size, rounded to the embedding's dtype."""
     root = float(torch.tensor(decoder.config.hidden_size ** 0.5, dtype=dtype))
     return replace(decoder, embedding=ScaledEmbedding(decoder.embedding, root))
 

@@ -1,4 +1,5 @@
-"""Gemma 2: Gemma with norms on both sides, bounds of scores and logits, and a window in every other layer."""
+"""Gemma 2: Gemma with norms before and after attention and MLP, soft-capped scores and logits, and a sliding window in
+every other layer."""
 
 import math
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ USUAL = {"sliding_window": 4096, "query_pre_attn_scalar": 256, "attn_logit_softc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma2Config(ModelConfig):
-    logit_softcap: float = 0.0  # what logits come near to at most, 0: no bound
+    logit_softcap: float = 0.0  # soft limit of the logits; 0: none
 
 
 class Gemma2Layer:
@@ -60,7 +61,7 @@ def query_scale(given: Given) -> float:
 
 
 def alternating(given: Given, period: int) -> tuple[int, ...]:
-    """A window in all layers but the last of each period, unless `layer_types` says otherwise."""
+    """Return the window sizes by layer: as in `layer_types`, or a window in all layers but the last of each period."""
     num_layers = given.count("num_hidden_layers")
     kinds = given.get("layer_types") or [
         "full_attention" if layer % period == period - 1 else "sliding_attention" for layer in range(num_layers)]
@@ -69,7 +70,7 @@ def alternating(given: Given, period: int) -> tuple[int, ...]:
 
 
 def capped(head: Head, softcap: float) -> Head:
-    """Logits that come near to `softcap` at most."""
+    """Return the head with logits soft-capped at `softcap`; 0: unchanged."""
     return head.finished(lambda logits: logits.div_(softcap).tanh_().mul_(softcap)) if softcap else head
 
 

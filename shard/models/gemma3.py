@@ -1,6 +1,6 @@
-"""Gemma 3: Gemma 2 with a norm of every query and key head, and rotary angles of their own for layers with a window.
+"""Gemma 3: Gemma 2 with QK norm per head, and a separate rotary embedding for layers with a sliding window.
 
-Of models that also see, the text's part is read; images are not served.
+Of multimodal models only the language model is read; images are not supported.
 """
 
 import logging
@@ -28,8 +28,8 @@ from shard.step import Inputs
 
 USUAL = {"vocab_size": 262208, "max_position_embeddings": 131072, "num_attention_heads": 8, "num_key_value_heads": 4,
          "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6, "rope_theta": 1_000_000.0,
-         "rope_local_base_freq": 10_000.0}  # files of models that also see say little
-PREFIXES = ("language_model.model", "model.language_model", "model")  # in models that also see
+         "rope_local_base_freq": 10_000.0}  # config.json of multimodal models omits most settings
+PREFIXES = ("language_model.model", "model.language_model", "model")  # of tensor names in multimodal models
 TOLD_BESIDE = ("architectures", "dtype", "torch_dtype", "tie_word_embeddings")
 UNSEEN = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 TIED_HEAD = "language_model.lm_head.weight"
@@ -55,7 +55,7 @@ class Gemma3Layer(Gemma2Layer):
     def __init__(self, source: Source[Gemma3Config], layer: int, attention: SelfAttention, mlp: Mlp) -> None:
         super().__init__(source, layer, attention, mlp)
         windows = source.config.windows
-        self._kind = int(bool(windows and windows[layer]))  # of `TwoTables.at`
+        self._kind = int(bool(windows and windows[layer]))  # index in the result of `TwoTables.at`
 
     def __call__(self, x: Residual, turn: Any, inputs: Inputs, cache: Cache, attention: Attention) -> None:
         super().__call__(x, turn[self._kind], inputs, cache, attention)
@@ -75,7 +75,7 @@ def describe_gemma3(given: Given) -> Gemma3Config:
 
 
 def read_local_rotary(given: Given, positions: int) -> Rotary:
-    """What older files say of scaling is not meant for layers with a window."""
+    """Return the rotary embedding of layers with a window. Rope scaling in older files does not apply to them."""
     told = (given.get("rope_parameters") or {}).get("sliding_attention") or {}
     theta = given.number("rope_local_base_freq")
     return read_rotary(Given({"rope_parameters": told, "rope_theta": theta}, given.source), positions)

@@ -1,7 +1,7 @@
-"""What models in the line of GPT have in common: layer norms with a bias, products with GELU in between, and queries,
-keys and values that may be one tensor of the checkpoint.
+"""Parts shared by GPT-style models: layer norms with a bias, an MLP with GELU, and attention whose queries, keys and
+values may be one tensor of the checkpoint.
 
-Written as for one device: what the ranks share is in the linears. Knows nothing of steps, sequences or blocks.
+Written as for one device: tensor parallelism is in the linears.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from shard.models.decoder import Product, Source
 from shard.models.llama import SelfAttention
 from shard.step import Inputs
 
-GELUS = {  # and what torch calls their way of computing it
+GELUS = {  # names in config.json, and torch's `approximate` for each
     "gelu": "none", "gelu_python": "none",
     "gelu_new": "tanh", "gelu_fast": "tanh", "gelu_pytorch_tanh": "tanh", "gelu_python_tanh": "tanh",
 }
@@ -31,15 +31,15 @@ GELUS = {  # and what torch calls their way of computing it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptConfig(ModelConfig):
-    approximate: str  # GELU, none or tanh
-    parallel: bool = False  # whether attention and MLP see the same, and not the second what the first made of it
+    approximate: str  # approximation of GELU: none or tanh
+    parallel: bool = False  # whether attention and MLP run in parallel on the same input, not one after the other
 
 
 class FusedAttention:
     def __init__(self, source: Source[GptConfig], layer: int, qkv: Sequence[Part], output: RowLinear,
                  attenuation: float = 1.0) -> None:
-        """`qkv`: of this rank all queries, then all keys, then all values. `attenuation` is for the queries, beside the
-        scale of all layers."""
+        """`qkv`: this rank's queries, then its keys, then its values. `attenuation`: factor of this layer's queries, in
+        addition to the scale of all layers."""
         self._layer, self._attenuation = layer, attenuation
         self._head_dim = source.config.head_dim
         self._qkv = column_linear(source.weights, qkv)
@@ -51,7 +51,7 @@ class FusedAttention:
         return self._output(self._mix(x, turn, inputs, cache, attention))
 
     def partial(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
-        """What this rank adds to the result."""
+        """Return this rank's summand of the result."""
         return self._output.partial(self._mix(x, turn, inputs, cache, attention))
 
     def _mix(self, x: Tensor, turn: Turn, inputs: Inputs, cache: Cache, attention: Attention) -> Tensor:
@@ -66,7 +66,7 @@ class FusedAttention:
 class Mlp:
     def __init__(self, source: Source[GptConfig], widening: str, narrowing: str, *, bias: bool,
                  turned: bool = False) -> None:
-        """By the names of its products. `turned`: the file has their weights as [in, out]."""
+        """`widening`, `narrowing`: names of the linears. `turned`: the file holds weights transposed, [in, out]."""
         wide, narrow, mine = source.config.intermediate_size, source.config.hidden_size, source.intermediate
         self._widen = activated_linear(
             source.weights, Part(widening, (wide, narrow), mine, bias, turned), source.config.approximate)
@@ -78,7 +78,7 @@ class Mlp:
         return self._narrow(self._widen(x))
 
     def partial(self, x: Tensor) -> Tensor:
-        """What this rank adds to the result."""
+        """Return this rank's summand of the result."""
         return self._narrow.partial(self._widen(x))
 
 
@@ -95,11 +95,11 @@ class SequentialLayer:
 
 
 class ParallelLayer:
-    """Both halves go to the other ranks as one sum."""
+    """Layer with parallel attention and MLP, whose outputs need one all-reduce together."""
 
     def __init__(self, group: Group, before_attention: Norm, attention: FusedAttention, before_mlp: Norm | None,
                  mlp: Mlp) -> None:
-        """Without a norm of its own the MLP sees what attention sees."""
+        """If `before_mlp` is None, the MLP has the same input as attention."""
         self._group = group
         self._before_attention, self._attention = before_attention, attention
         self._before_mlp, self._mlp = before_mlp, mlp
@@ -119,7 +119,7 @@ def layer_norm(source: Source[GptConfig], name: str) -> LayerNorm:
 
 
 def grouped_parts(source: Source[GptConfig], name: str, *, bias: bool) -> list[Part]:
-    """Of a tensor in which every key/value head's queries stand first, then its key, then its value:
+    """Return this rank's parts of a tensor that holds, for every KV head, its queries, then its key, then its value:
 
         | query 0 .. query group-1 | key 0 | value 0 | query group .. | key 1 | value 1 | ...
     """
@@ -138,14 +138,14 @@ def grouped_parts(source: Source[GptConfig], name: str, *, bias: bool) -> list[P
 
 
 def read_gelu(given: Given, name: str, usual: str) -> str:
-    """By the activation that config.json calls by this name."""
+    """Return torch's `approximate` for the activation that config.json has under `name`; `usual` is the default."""
     activation = given.get(name) or usual
     given.one_of(name, activation, GELUS)
     return GELUS[activation]
 
 
 def share_evenly(given: Given, hidden_size: int, num_heads: int) -> int:
-    """How wide a head is."""
+    """Return the width of a head."""
     if hidden_size % num_heads:
         raise ValueError(f"{given.source}: the hidden size ({hidden_size}) must be a multiple of the number of "
                          f"attention heads ({num_heads})")

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, and weights that lie in the file as [in, out]."""
+"""GPT-2: learned positions, and weights that are stored transposed, as [in, out]."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from shard.models.describe import describe
 from shard.models.gpt import FusedAttention, GptConfig, Mlp, SequentialLayer, layer_norm, read_gelu, share_evenly
 from shard.models.llama import widened
 
-PREFIX = "transformer."  # before all names but the head's, except in the oldest files
+PREFIX = "transformer."  # prefix of all tensor names but the head's, except in the oldest files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
-"""GPT-NeoX and Pythia: every head's query, key and value side by side in one tensor, a part of each head turned, and by
-default attention and MLP beside each other.
-"""
+"""GPT-NeoX and Pythia: one QKV tensor grouped by head, partial rotary embedding, and by default parallel attention and
+MLP."""
 
 from shard.given import Given
 from shard.layers.parallel import row_linear
@@ -25,7 +24,7 @@ HEADS = ("lm_head.weight", "embed_out.weight")  # the newer and the older name
 
 def describe_gpt_neox(given: Given) -> GptConfig:
     num_heads, positions = given.count("num_attention_heads"), given.count("max_position_embeddings", 2048)
-    turning = given.with_defaults(  # in the words of older files
+    turning = given.with_defaults(  # names in older files
         rope_theta=given.number("rotary_emb_base", 10000.0), partial_rotary_factor=given.number("rotary_pct", 0.25))
     head_dim = share_evenly(given, given.count("hidden_size"), num_heads)
     rotary = read_rotary(turning, positions)

@@ -1,6 +1,6 @@
-"""Llama, and what other models have in common with it: a norm before attention, a norm before a gated product.
+"""Llama, and the parts that other models share with it: attention and a gated MLP, each after a norm.
 
-Written as for one device: what the ranks share is in the linears. Knows nothing of steps, sequences or blocks.
+Written as for one device: tensor parallelism is in the linears.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from shard.step import Inputs
 class SelfAttention:
     def __init__(self, source: Source[ModelConfig], layer: int, *, qkv_bias: bool, output_bias: bool,
                  head_norm: HeadNorm | None = None, parts: Sequence[Part] = ()) -> None:
-        """`parts` are queries, keys and values where the checkpoint does not have them apart."""
+        """`parts`: queries, keys and values, if the checkpoint has them in one tensor."""
         config, name, hidden = source.config, f"{source.prefix}.layers.{layer}.self_attn", source.config.hidden_size
         self._layer, self._head_norm = layer, head_norm
         self._head_dim = config.head_dim
@@ -46,7 +46,7 @@ class SelfAttention:
 class Mlp:
     def __init__(self, source: Source[ModelConfig], layer: int, *, bias: bool, activation: str = "silu",
                  parts: Sequence[Part] = ()) -> None:
-        """`parts` are the gate and the other where the checkpoint does not have them apart."""
+        """`parts`: gate and up, if the checkpoint has them in one tensor."""
         config, name = source.config, f"{source.prefix}.layers.{layer}.mlp"
         wide, narrow = config.intermediate_size, config.hidden_size
         gate, up = parts or (Part(f"{name}.{projection}", (wide, narrow), source.intermediate, bias)
@@ -61,7 +61,7 @@ class Mlp:
 
 
 class FeedForward(Protocol):
-    """What stands behind attention: one product for all tokens, or some by token."""
+    """Feed-forward block of a layer: an MLP or a mixture of experts."""
 
     products: list[Product]
 
@@ -84,7 +84,7 @@ class LlamaLayer:
 
 
 def qkv_parts(source: Source[ModelConfig], name: str, *, bias: bool) -> list[Part]:
-    """This rank's heads, each kind with a weight of its own."""
+    """Return this rank's heads of separate weights for queries, keys and values."""
     config = source.config
     heads = ((source.heads, config.num_heads), *2 * [(source.kv_heads, config.num_kv_heads)])
     return [Part(f"{name}.{projection}", (number * config.head_dim, config.hidden_size),
@@ -93,7 +93,7 @@ def qkv_parts(source: Source[ModelConfig], name: str, *, bias: bool) -> list[Par
 
 
 def widened(heads: range, head_dim: int) -> range:
-    """The rows of a projection that make these heads."""
+    """Return the rows of a projection's weight that belong to these heads."""
     return range(heads.start * head_dim, heads.stop * head_dim)
 
 

@@ -1,4 +1,4 @@
-"""Mistral: Llama whose layers all see the same sliding window, or none."""
+"""Mistral: Llama with the same sliding window in all layers, or none."""
 
 from shard.given import Given
 from shard.models.config import ModelConfig
@@ -17,7 +17,7 @@ def describe_mistral(given: Given) -> ModelConfig:
 
 
 def one_window(given: Given) -> tuple[int, ...]:
-    """The same for every layer."""
+    """Return the window sizes by layer, which must all be the same."""
     size = given.get("sliding_window")
     kinds = set(given.get("layer_types") or ())
     if kinds - {"full_attention" if size is None else "sliding_attention"}:

@@ -1,6 +1,6 @@
-"""Mixtral: Llama with a mixture of experts in place of the gated product, and what other mixtures share with it.
+"""Mixtral: Llama with a mixture of experts instead of the MLP, and the parts that other MoE models share with it.
 
-Ranks share every expert, as they share a product that is for all tokens.
+Every expert is split over the ranks, like a dense MLP (tensor parallelism, not expert parallelism).
 """
 
 from dataclasses import dataclass, replace
@@ -20,15 +20,15 @@ from shard.models.llama import LlamaLayer, SelfAttention
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureConfig(ModelConfig):
     num_experts: int
-    num_chosen: int  # of them by every token
-    expert_size: int  # the inner width of one
-    normalised: bool = True  # whether the shares of those that are chosen make 1
-    dense_layers: tuple[int, ...] = ()  # those with one product for all tokens
+    num_chosen: int  # experts per token
+    expert_size: int  # inner width of one expert
+    normalised: bool = True  # whether the shares of the chosen experts sum to 1
+    dense_layers: tuple[int, ...] = ()  # layers with an MLP instead of experts
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Of the modules of a mixture in a checkpoint."""
+    """Module names of a mixture of experts in a checkpoint."""
 
     mixture: str
     gate: str
@@ -47,7 +47,7 @@ class Mixture:
         experts = [self._read(source, f"{name}.experts.{number}", names) for number in range(config.num_experts)]
         self._experts = Experts(Router(gate, config.num_chosen, normalised=config.normalised), experts, source.group,
                                 source.weights.sites.bearers)
-        # What one token takes.
+        # The linears that one token uses.
         self.products: list[Product] = [(gate, config.hidden_size)]
         for expert in experts[:config.num_chosen]:
             self.products += [(expert.gated, config.hidden_size), (expert.down, len(self._mine(source)))]
@@ -91,7 +91,7 @@ def read_layer(source: Source[MixtureConfig], layer: int) -> LlamaLayer:
 
 
 def unsteady(decoder: Decoder) -> Decoder:
-    """Which experts are asked depends on the tokens."""
+    """Return the decoder marked as not steady, since the tokens decide which experts run."""
     return replace(decoder, steady=False)
 
 

@@ -1,7 +1,6 @@
-"""OLMo 2: Llama with norms behind attention and MLP, and norms over all queries and over all keys of a token.
+"""OLMo 2: Llama with norms after attention and MLP, and norms over all queries and over all keys of a token.
 
-Written as for one device but for those two norms, whose squares the ranks sum. Knows nothing of steps, sequences or
-blocks.
+Written as for one device, except for the latter two norms, whose sums of squares are summed over the ranks.
 """
 
 from typing import Any
@@ -23,7 +22,7 @@ from shard.step import Inputs
 
 
 class WholeNorm:
-    """Two root mean square norms at once, over the queries and over the keys that a token has on all ranks."""
+    """Two RMS norms at once: over a token's queries and over its keys, each on all ranks together."""
 
     def __init__(self, source: Source[ModelConfig], layer: int) -> None:
         config, name = source.config, f"{source.prefix}.layers.{layer}.self_attn"
@@ -51,7 +50,7 @@ class WholeNorm:
 
 
 def counts_keys(source: Source[ModelConfig]) -> float:
-    """1 on the first of the ranks that hold copies of the same keys, 0 on the others."""
+    """Return 1 on the first of the ranks that hold copies of the same keys, 0 on the others."""
     copies = max(1, source.group.size // source.config.num_kv_heads)
     return float(source.group.rank % copies == 0)
 

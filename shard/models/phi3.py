@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: Llama whose queries, keys and values lie in one tensor of the checkpoint, as do gate and up."""
+"""Phi-3 and Phi-4: Llama with queries, keys and values in one tensor of the checkpoint, and gate and up in another."""
 
 from shard.given import Given
 from shard.layers.parallel import Part
@@ -10,7 +10,7 @@ from shard.models.mistral import one_window
 from shard.models.rope import read_rotary
 
 USUAL = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
-RENAMED = {"su": "longrope", "yarn": "longrope"}  # in the first files
+RENAMED = {"su": "longrope", "yarn": "longrope"}  # rope types in the first files
 
 
 def describe_phi3(given: Given) -> ModelConfig:
@@ -27,7 +27,7 @@ def shifted(rows: range, by: int) -> range:
 
 
 def qkv_parts(source: Source[ModelConfig], layer: int) -> list[Part]:
-    """This rank's heads: rows of one weight, where all queries come first, then all keys, then all values."""
+    """Return this rank's heads of one weight that holds all queries, then all keys, then all values."""
     config = source.config
     firsts = (0, config.num_heads, config.num_heads + config.num_kv_heads)
     shape = ((config.num_heads + 2 * config.num_kv_heads) * config.head_dim, config.hidden_size)

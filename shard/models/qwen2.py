@@ -14,7 +14,7 @@ def describe_qwen2(given: Given) -> ModelConfig:
 
 
 def slides(given: Given) -> tuple[int, ...]:
-    """Older files say from which layer on a window slides, if it is used at all."""
+    """Return the window sizes by layer. Older files give the first layer with a window, if windows are used at all."""
     num_layers = given.count("num_hidden_layers")
     if not given.flag("use_sliding_window", default=False) or given.get("layer_types"):
         return read_windows(given, num_layers, usual=False)

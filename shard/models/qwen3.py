@@ -1,4 +1,4 @@
-"""Qwen3: Llama with a norm of every query and key head by itself."""
+"""Qwen3: Llama with QK norm per head."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def read_head_norm(source: Source[ModelConfig], layer: int) -> RMSNorm:
 
 
 def head_norm_weights(source: Source[Any], layer: int) -> Tensor:
-    """Of one norm for queries and keys together: each head's, `[heads + kv heads, head_dim]`"""
+    """Return the weights of one norm for queries and keys together, `[heads + kv heads, head_dim]`."""
     shape, name = (source.config.head_dim,), f"{source.prefix}.layers.{layer}.self_attn"
     queries, keys = (source.weights.whole(f"{name}.{norm}.weight", shape) for norm in ("q_norm", "k_norm"))
     return torch.stack([queries] * len(source.heads) + [keys] * len(source.kv_heads))

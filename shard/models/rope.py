@@ -1,4 +1,4 @@
-"""What a config.json says of the rotary embedding, in our words. Knows nothing of how it is computed."""
+"""Reader of the rotary embedding's settings in config.json."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from shard.given import Given
 from shard.models.config import Rotary
 
-ROTARY_KINDS = {  # and what each cannot do without
+ROTARY_KINDS = {  # with the settings that each requires
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -20,8 +20,10 @@ ROTARY_KINDS = {  # and what each cannot do without
 
 def read_rotary(given: Given, positions: int, layers: str = "full_attention", *,
                 renamed: Mapping[str, str] = MappingProxyType({})) -> Rotary:
-    """From `rope_parameters`, or from `rope_scaling` with `rope_theta` beside it, as older files have it. A model may
-    tell it apart for `layers` of each kind, and have `renamed` kinds."""
+    """Read `rope_parameters`, or `rope_scaling` and `rope_theta` of older files.
+
+    `layers`: type of layers whose settings are read, if they differ by type. `renamed`: a model's own names of kinds.
+    """
     values = given.within("rope_parameters", "rope_scaling")
     values = values.within(layers) if values.get(layers) is not None else values
     scaling = given.instead(values.values, "rope_parameters")
@@ -47,8 +49,9 @@ def read_rotary(given: Given, positions: int, layers: str = "full_attention", *,
 
 
 def read_longrope(given: Given, scaling: Given, positions: int, rotary: Rotary) -> Rotary:
-    """The factors of long sequences count for all if the model reaches beyond its original context: were those of
-    short ones used for short sequences, as their authors do, a token's keys would change while its sequence grows."""
+    """Return the longrope settings. If the model supports more than its original context, the long factors are used
+    for all sequences: with the short factors for short sequences, as in the authors' code, a token's keys would change
+    as its sequence grows."""
     original = original_positions(given, scaling, positions)
     factor = scaling.number("factor", positions / original)
     grown = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
@@ -65,13 +68,13 @@ def read_factors(scaling: Given, name: str) -> tuple[float, ...]:
 
 
 def original_positions(given: Given, scaling: Given, positions: int) -> int:
-    """How far the model reached before it was stretched. Beside the rest it counts more than among it."""
+    """Return the context length before rope scaling. A top-level setting takes precedence over one in `scaling`."""
     return given.count("original_max_position_embeddings",
                        scaling.count("original_max_position_embeddings", positions))
 
 
 def yarn_amplitude(scaling: Given, factor: float) -> float:
-    """By how much cosines and sines grow: as given, or by the logarithm of the stretching."""
+    """Return the factor of cosines and sines: as configured, or from the logarithm of the scaling factor."""
     if scaling.get("attention_factor") is not None:
         return scaling.number("attention_factor")
     above, below = scaling.get("mscale"), scaling.get("mscale_all_dim")
@@ -85,8 +88,10 @@ def growth(factor: float, scale: float) -> float:
 
 
 def reach(rotary: Rotary, positions: int) -> int:
-    """The most positions for which the rotary embedding is fixed and meant. Where `max_position_embeddings` may be
-    that of the model before it was stretched, the stretched length counts."""
+    """Return the maximum number of positions that the rotary embedding supports.
+
+    `positions` is `max_position_embeddings`, which some files give before scaling; then the scaled length is returned.
+    """
     if rotary.kind == "linear":
         return int(positions * rotary.factor)
     if rotary.kind == "yarn":

@@ -1,4 +1,4 @@
-"""StarCoder2: Llama's attention between layer norms, with a window, and products with GELU in between."""
+"""StarCoder2: Llama's attention with layer norms and a sliding window, and an MLP with GELU."""
 
 from shard.given import Given
 from shard.models.decoder import Decoder, Layer, Source, read_ends, read_layers

@@ -1,4 +1,4 @@
-"""Which architectures there are. Another one is a file beside this, and a line here."""
+"""Registry of architectures. To add one, add a file to this package and a line here."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -101,13 +101,13 @@ def read_architecture(given: Given) -> str:
 
 
 def describe(given: Given) -> ModelConfig:
-    """By the name of its architecture."""
+    """Return the config of the model, read by its architecture."""
     name = read_architecture(given)
     return (ENCODERS.get(name) or find_architecture(name)).describe(given)
 
 
 def load_model(config: ModelConfig, weights: Weights, group: Group) -> LanguageModel:
-    """This rank's part, in the type and on the device of `weights`."""
+    """Load this rank's part of the model, in the dtype and on the device of `weights`."""
     return find_architecture(config.architecture).read(Source(config, weights, group))
 
 

@@ -1,9 +1,9 @@
-"""Architectures that we have no file for and that transformers knows: its modules, our cache, attention and weights.
+"""Fallback for architectures without a file here: modules of transformers with our cache, attention and weight loading.
 
-Only code of the installed package runs, never any from a model's folder. Before weights are read the model is run once
-without numbers (torch's meta device), and what its layers ask of attention is looked at: what our attention does not do
-is refused by name. Whether answers are the same in any company is for the gate at start to find out. The only file that
-loads transformers, and it does when such a model is read.
+Only code of the installed package runs, never code from a model's folder. Before weights are read, the model is run
+once on torch's meta device to find out what attention its layers need; anything that our backends do not support is
+rejected by name. Whether outputs depend on other sequences of a batch is tested by the exactness gate at startup. This
+is the only module that imports transformers, and only when such a model is read.
 """
 
 import importlib
@@ -24,23 +24,23 @@ from shard.models.foreign_look import META, Unsuitable, look_at, path_of, stand_
 from shard.models.foreign_shares import share_products
 from shard.weights import Weights
 
-OURS = "weft"  # as transformers calls our attention
-LOOKED_AT = "weft_looked_at"  # and that of a run without numbers
+OURS = "weft"  # name under which our attention is registered in transformers
+LOOKED_AT = "weft_looked_at"  # the same for the run on the meta device
 INPUTS = ("vision", "image", "audio", "speech", "video")
-ROTARY_KINDS = {"default", "linear", "llama3", "yarn"}  # those that do not depend on a step's other tokens
+ROTARY_KINDS = {"default", "linear", "llama3", "yarn"}  # rope types that do not depend on other tokens of a step
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignConfig(ModelConfig):
-    text: str  # config.json, for the classes of transformers
+    text: str  # content of config.json, for the config class of transformers
     path: tuple[str, ...]  # to the list of layers
 
 
 def library() -> Any:
-    """Takes seconds, which a start with an architecture of ours does without."""
+    """Import transformers and register our attention. The import takes seconds, so other architectures avoid it."""
     transformers = importlib.import_module("transformers")
-    transformers.utils.logging.set_verbosity_error()  # what it would tell of files, we tell as an error
+    transformers.utils.logging.set_verbosity_error()  # its warnings about files are errors in `refuse_loading`
     transformers.utils.logging.disable_progress_bar()
     transformers.AttentionInterface.register(OURS, attend)
     transformers.AttentionInterface.register(LOOKED_AT, attend)
@@ -49,7 +49,7 @@ def library() -> Any:
 
 
 def describe_foreign(given: Given) -> ForeignConfig:
-    """Whatever our attention cannot do is `Unsuitable`."""
+    """Return the config. Raises Unsuitable if our attention does not support the model."""
     refuse_parts(given)
     name, text = (given.get("architectures") or ["none"])[0], json.dumps(given.values)
     config, layers, head = build(text, name)
@@ -64,13 +64,13 @@ def describe_foreign(given: Given) -> ForeignConfig:
 
 
 def reach_of(config: Any, source: str) -> int:
-    """The class knows what the family calls it."""
+    """Return the maximum number of positions. The config class maps the family's own name to this attribute."""
     known = {"max_position_embeddings": getattr(config, "max_position_embeddings", None)}
     return Given(known, source).count("max_position_embeddings")
 
 
 def refuse_parts(given: Given) -> None:
-    """What the file says of a model that is more than a decoder of text, or less."""
+    """Reject models that are not text decoders, and quantised weights, by the settings in config.json."""
     for name in given.values:
         if name.endswith("_config") and name.startswith(INPUTS):
             raise Unsuitable(f"it takes other input than text ({name})")
@@ -82,7 +82,7 @@ def refuse_parts(given: Given) -> None:
 
 
 def class_of(text: str, name: str) -> tuple[Any, Any]:
-    """Of the config and of the model."""
+    """Return the classes of transformers for config and model."""
     transformers, values = library(), json.loads(text)
     known = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     types = [kind for kind, model in known.items() if model == name]
@@ -95,7 +95,7 @@ def class_of(text: str, name: str) -> tuple[Any, Any]:
 
 
 def read_values(text: str, name: str) -> tuple[Any, Any]:
-    """The config, as the class of the model wants it, and that class."""
+    """Return the config as an object of transformers, and the class of the model."""
     kind, model_class = class_of(text, name)
     try:
         config = kind.from_dict(json.loads(text))
@@ -117,14 +117,14 @@ def refuse_config(config: Any, model_class: Any) -> None:
 
 
 def rotary_kinds(parameters: dict[str, Any]) -> Iterator[str]:
-    """It may be told apart by type of layer."""
+    """Yield the rope types, which may differ by type of layer."""
     inner = [value for value in parameters.values() if isinstance(value, dict)]
     for values in inner or [parameters]:
         yield str(values.get("rope_type") or "default")
 
 
 def build(text: str, name: str) -> tuple[Any, nn.Module, nn.Module]:
-    """Config, layers and head of a model without numbers."""
+    """Return config, layers and head of the model on the meta device."""
     config, model_class = read_values(text, name)
     config._attn_implementation, config._experts_implementation = LOOKED_AT, "batched_mm"
     try:
@@ -139,7 +139,7 @@ def in_a_line(error: Exception) -> str:
 
 
 def parted(model: Any) -> tuple[nn.Module, nn.Module]:
-    """Its layers, and its head without them."""
+    """Return the model's layers, and the model with an `Echo` instead of them, which serves as the head."""
     layers = model.get_decoder()
     model.set_submodule(next(name for name, module in model.named_modules() if module is layers), Echo())
     return layers, model
@@ -150,7 +150,7 @@ def parted(model: Any) -> tuple[nn.Module, nn.Module]:
 
 
 def read_foreign(source: Source[ForeignConfig]) -> ForeignModel:
-    """The ranks take turns, as each holds all of the model for a while."""
+    """Read the model, one rank after the other, because each rank holds the whole model for a while."""
     group = source.group
     for _ in range(group.rank):
         group.minimum(0)
@@ -180,7 +180,7 @@ def plan_of(config: Any) -> dict[str, str]:
 
 
 def refuse_sharing(config: ForeignConfig, group: Group) -> None:
-    """Looked at without numbers, and without the other ranks."""
+    """Reject a model that cannot be split over the ranks. Checked on the meta device, without the other ranks."""
     size = group.size
     try:
         check_shares(config, group)
@@ -202,7 +202,7 @@ def check_shares(config: ForeignConfig, group: Group) -> None:
 
 
 def filled(model_class: Any, config: Any, weights: Weights) -> nn.Module:
-    """Names and forms of tensors are brought to those of the class by transformers."""
+    """Return the model with its weights. transformers converts names and shapes of tensors to those of the class."""
     tensors = {name: weights.whole(name, weights.shape_of(name)) for name in weights.unclaimed()}
     try:
         model, told = model_class.from_pretrained(

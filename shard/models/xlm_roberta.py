@@ -1,4 +1,4 @@
-"""XLM-RoBERTa: BERT whose positions begin behind the number of its padding token."""
+"""XLM-RoBERTa: BERT whose positions begin at the id of the padding token plus one."""
 
 from shard.given import Given
 from shard.models.bert import NAMES, describe_bert

@@ -95,7 +95,7 @@ class ShardServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Info(self, request, context):
-        """What the model is and what this shard can do. Allowed at any time.
+        """Returns properties of the model and capabilities of this shard. Allowed at any time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,43 +130,43 @@ class ShardServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Filter(self, request, context):
-        """Forgets all sequences of a batch but the kept ones. Keeping none forgets the batch.
+        """Removes all sequences of a batch except the kept ones. Keeping none removes the batch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Concat(self, request, context):
-        """Joins batches into the first, whatever the progress of their sequences. The other ids cease.
+        """Joins batches into the first, whatever the progress of their sequences. The ids of the others become invalid.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Runs texts through the model, each as a whole, and tells what it made of them. Leaves nothing behind.
+        """Runs each text through the model in one piece and returns its vector or its labels. Keeps no state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Steps(self, request_iterator, context):
-        """These five over one long-lived call, at half the cost: every message gets one outcome, in the order in which the
-        messages came. A message that is refused or fails does not end the call.
+        """The five verbs above over one long-lived call, at half the cost: every message gets one outcome, in the order of
+        arrival. A message that is refused or fails does not end the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Load(self, request, context):
-        """Makes an adapter or a grammar usable; answered when a sequence may name it. Beside the steps, no order.
+        """Loads an adapter or a grammar; answered when sequences may use it. Not ordered with the steps.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Unload(self, request, context):
-        """Forgets an adapter or a grammar. Sent only when every step that used it was answered.
+        """Unloads an adapter or a grammar. Sent only when every step that used it was answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,6 +1,6 @@
-"""AWQ, as AutoAWQ writes it for its matrix products: codes packed along the outputs, in an order of its own.
+"""AWQ in AutoAWQ's gemm layout: codes packed along the outputs, in an interleaved order.
 
-qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]. Knows nothing of how AWQ finds the codes.
+qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out].
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from shard.quantization.packing import cover, cut, integers, regular, slab, unpa
 from shard.quantization.settings import group_size
 
 PER_WORD = 8
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the outputs of its eight stand, one after the other
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # by output, the index of its code among the eight of a word
 VERSION = "gemm"
 
 
 def in_order(words: Tensor) -> Tensor:
-    """`[rows, words] -> [rows, words * 8]`"""
+    """Unpack `[rows, words]` to `[rows, words * 8]`, in the order of the outputs."""
     places = torch.tensor(PLACES, device=words.device)
     return unpacked(words, 4).view(len(words), -1, PER_WORD).index_select(2, places).flatten(1)
 
@@ -53,7 +53,7 @@ class Awq:
         return integers(codes, cut(in_order(zeros), wanted.rows, PER_WORD).t().to(torch.int16),
                         scales.t().contiguous(), regular(wanted, group_size, tensors.device), 4)
 
-    def spare(self, tensors: Tensors, name: str) -> bool:  # noqa: ARG002 - all has its use
+    def spare(self, tensors: Tensors, name: str) -> bool:  # noqa: ARG002 - no tensor may be left unread
         return False
 
 

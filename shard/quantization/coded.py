@@ -1,7 +1,6 @@
-"""What a quantised weight is, whatever the tool that made it: codes, scales, and which columns share a scale.
+"""Quantised weights independent of the format they were read from: codes, scales, and groups of columns with one scale.
 
-A number is its code times its scale; zero points have been taken off the codes. Knows nothing of files' formats, nor of
-what a weight is for.
+A weight is code times scale; zero points have already been subtracted from the codes.
 """
 
 from collections.abc import Callable
@@ -11,18 +10,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-CHUNK = 2**20  # codes that are made into numbers at once
+CHUNK = 2**20  # codes that are dequantised at once
 
 Shape = tuple[int, ...]
 
 
 class Tensors(Protocol):
-    """What a format reads: tensors by name, each in the type asked for. See `shard/weights.py`."""
+    """Reader of a checkpoint's tensors by name, each in the requested dtype. `shard.weights.Weights` implements it."""
 
     device: torch.device
 
     def stored(self, name: str) -> tuple[torch.dtype, Shape] | None:
-        """Type and shape, or nothing if there is no such tensor."""
+        """Return dtype and shape of the tensor, or None if it does not exist."""
 
     def whole(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor: ...
     def rows(self, name: str, shape: Shape, rows: range, dtype: torch.dtype | None = None) -> Tensor: ...
@@ -32,10 +31,10 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Some rows of a weight, or some columns: the other are all."""
+    """Slice of a weight: some rows with all columns, or some columns with all rows."""
 
     name: str  # ends with .weight
-    shape: tuple[int, int]  # [out, in], of the whole
+    shape: tuple[int, int]  # [out, in] of the whole weight
     rows: range
     columns: range
 
@@ -46,11 +45,11 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A slice of a weight."""
+    """Quantised slice of a weight."""
 
-    unpack: Callable[[int, int], Tensor]  # from one row up to another: codes, [rows, columns]
+    unpack: Callable[[int, int], Tensor]  # (first row, last row, exclusive) -> codes, [rows, columns]
     scales: Tensor  # [rows, groups], float32
-    groups: Tensor  # [columns], the group of each
+    groups: Tensor  # [columns], the group of each column
     signed_bytes: bool  # whether codes are int8
 
     @property
@@ -63,11 +62,11 @@ class Coded:
 
     @property
     def keepable(self) -> bool:
-        """Whether a product can be made of codes alone, and its results be scaled."""
+        """Whether a linear can multiply the codes and scale its outputs: int8 codes with one scale per row."""
         return self.signed_bytes and self.scales.shape[1] == 1
 
     def fill(self, target: Tensor) -> None:
-        """`target: [rows, columns]`, in any type; what is rounded is the exact product of code and scale in float32."""
+        """Dequantise into `target: [rows, columns]` of any dtype: code times scale in float32, then rounded."""
         step = max(1, CHUNK // self.num_columns)
         for first in range(0, self.num_rows, step):
             part = target[first:first + step]
@@ -78,21 +77,21 @@ class Coded:
 
 
 def spread(values: Tensor, groups: Tensor) -> Tensor:
-    """`[rows, groups] -> [rows, columns]`, or a single column for all"""
+    """Expand `[rows, groups]` to `[rows, columns]`; a single group stays one column, which broadcasts."""
     return values if values.shape[1] == 1 else values.index_select(1, groups)
 
 
 class Format(Protocol):
-    """How a tool writes quantised weights. One that reads checkpoints is made from their `quantization_config`."""
+    """Format of a quantised checkpoint, made from its `quantization_config`."""
 
     @property
     def note(self) -> str:
-        """What the checkpoint is, for people."""
+        """Description of the format for log lines and errors."""
 
     def stands_for(self, tensors: Tensors, name: str) -> bool:
-        """Whether this weight is not stored as numbers, but as what `read` reads."""
+        """Return whether the weight is quantised, so that `read` must read it."""
 
     def read(self, tensors: Tensors, wanted: Slice) -> Coded: ...
 
     def spare(self, tensors: Tensors, name: str) -> bool:
-        """Whether this tensor, which nobody asked for, may be left unread."""
+        """Return whether this tensor may be left unread."""

@@ -1,8 +1,8 @@
-"""compressed-tensors, as llm-compressor writes it: integers that are packed or one in a byte, or eight-bit floats.
+"""compressed-tensors as written by llm-compressor: packed integers, one integer per byte, or eight-bit floats.
 
-Which weights are quantised, the tensors themselves tell: what `ignore` names is stored as it is. weight_packed
-[out, in / n] and weight_zero_point [out / n, groups] in 32-bit words of n codes, weight_scale [out, groups],
-weight_g_idx [in]. Only weights are read: activations stay as they are.
+Whether a weight is quantised follows from the stored tensors: weights named in `ignore` are stored unquantised.
+weight_packed [out, in / n] and weight_zero_point [out / n, groups] in 32-bit words of n codes, weight_scale
+[out, groups], weight_g_idx [in]. Activations are not quantised.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Compressed:
             return floats(tensors, wanted, stored[0], scales, groups)
         return read_bytes(tensors, wanted, scales, read_order(tensors, wanted, scales, groups))
 
-    def spare(self, tensors: Tensors, name: str) -> bool:  # noqa: ARG002 - its name says enough
+    def spare(self, tensors: Tensors, name: str) -> bool:  # noqa: ARG002 - the name decides
         return name.endswith((*ACTIVATIONS, ".input_zero_point", ".input_g_idx"))
 
 
@@ -70,13 +70,13 @@ def read_bytes(tensors: Tensors, wanted: Slice, scales: Tensor, groups: Tensor) 
     held = bytes_of(tensors, wanted, torch.int8)
 
     def codes(first: int, last: int) -> Tensor:
-        return held[first:last].view(torch.uint8) ^ 128  # without sign
+        return held[first:last].view(torch.uint8) ^ 128  # adds 128: unsigned codes
 
     return integers(codes, read_zeros(tensors, wanted, scales, 8), scales, groups, 8)
 
 
 def packed_bits(tensors: Tensors, name: str, shape: tuple[int, int]) -> int:
-    """Groups of weights may differ in it: how wide this one is stored tells."""
+    """Return the bits per code, which may differ between groups of weights, from the stored width."""
     stored, (outputs, inputs) = tensors.stored(name), shape
     widths = {(outputs, -(-inputs * bits // 32)): bits for bits in BITS}
     if stored is None or stored[1] not in widths:
@@ -87,7 +87,7 @@ def packed_bits(tensors: Tensors, name: str, shape: tuple[int, int]) -> int:
 
 
 def read_zeros(tensors: Tensors, wanted: Slice, scales: Tensor, bits: int) -> Tensor:
-    """`[rows, groups]`, by as much above zero as the codes are: what is stored with a sign is moved up by half."""
+    """Return the zero points of unsigned codes, `[rows, groups]`: signed ones are raised by half the range of codes."""
     name, half = f"{wanted.name}_zero_point", 1 << (bits - 1)
     stored = tensors.stored(name)
     if stored is None:
@@ -101,7 +101,7 @@ def read_zeros(tensors: Tensors, wanted: Slice, scales: Tensor, bits: int) -> Te
 
 
 def read_order(tensors: Tensors, wanted: Slice, scales: Tensor, groups: Tensor) -> Tensor:
-    """The group of each column, where they were reordered. Without an order some tools write -1."""
+    """Return the group of each column, also if columns were reordered. Some tools write -1 if they were not."""
     name = f"{wanted.name}_g_idx"
     stored = tensors.stored(name)
     if stored is None:
@@ -125,7 +125,7 @@ def read_compressed(given: Given) -> Compressed:
 
 
 class Group(NamedTuple):
-    """Of weights that are quantised alike."""
+    """Settings of a group of weights that are quantised in the same way."""
 
     kind: str
     bits: int
@@ -133,7 +133,7 @@ class Group(NamedTuple):
 
 
 def read_group(given: Given, kind: str) -> Group:
-    """`kind` is that of groups that do not say."""
+    """Read one of `config_groups`. `kind`: default format."""
     weights = given.within("weights")
     type_of = weights.one_of("type", weights.get("type") or "int", ("int", "float"))
     weights.one_of("strategy", weights.get("strategy") or "tensor", STRATEGIES)

@@ -1,6 +1,6 @@
-"""Eight-bit floats with a scale for the whole weight, for each output or for blocks, as `quant_method` fp8 means them.
+"""`quant_method` fp8: eight-bit floats with one scale per weight, per output or per block.
 
-Only weights are read: activations stay as they are, whatever scheme the checkpoint was made for, and so does the cache.
+Only weights are quantised. Activations and KV cache are not, even if the checkpoint was made for that.
 """
 
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ class Fp8:
     def read(self, tensors: Tensors, wanted: Slice) -> Coded:
         stored = tensors.stored(wanted.name)
         assert stored is not None
-        inverse = f"{wanted.name}_scale_inv"  # which is no inverse: numbers are multiplied with it
+        inverse = f"{wanted.name}_scale_inv"  # despite the name a factor, not a divisor
         name = inverse if tensors.stored(inverse) else f"{wanted.name}_scale"
         return floats(tensors, wanted, stored[0], *read_scales(tensors, name, wanted, self.block))
 
-    def spare(self, tensors: Tensors, name: str) -> bool:  # noqa: ARG002 - its name says enough
+    def spare(self, tensors: Tensors, name: str) -> bool:  # noqa: ARG002 - the name decides
         return name.endswith(ACTIVATIONS)
 
 

@@ -1,7 +1,7 @@
-"""GPTQ, as AutoGPTQ and GPTQModel write it: codes packed along the inputs, zero points along the outputs.
+"""GPTQ as written by AutoGPTQ and GPTQModel: codes packed along the inputs, zero points along the outputs.
 
 qweight [in / n, out] and qzeros [groups, out / n] in 32-bit words of n codes; scales [groups, out]; g_idx [in], the
-group of each input where they were reordered. Knows nothing of how GPTQ finds the codes.
+group of each input if inputs were reordered.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from shard.quantization.coded import Coded, Slice, Tensors
 from shard.quantization.packing import BITS, cover, cut, integers, regular, slab, unpacked
 from shard.quantization.settings import group_size
 
-ZEROS_LESS_ONE = "gptq"  # the older format, in which zero points are stored less one
+ZEROS_LESS_ONE = "gptq"  # the older format, which stores zero points minus one
 FORMATS = (ZEROS_LESS_ONE, "gptq_v2")
 
 
@@ -43,7 +43,7 @@ class Gptq:
                         self._groups(tensors, wanted), self.bits)
 
     def spare(self, tensors: Tensors, name: str) -> bool:
-        """Some tools write a bias of zeros for every product."""
+        """Return whether the tensor is a bias of zeros: some tools write one for every linear."""
         stored = tensors.stored(name)
         return name.endswith(".bias") and stored is not None and not tensors.whole(name, stored[1]).any()
 

@@ -1,7 +1,7 @@
-"""Weights that become signed bytes while they are loaded: one scale for each output, no zero points.
+"""Quantisation of weights to int8 while they are loaded: one scale per output, no zero points.
 
-The scale is that of the whole row, also where a rank has only some of its columns: the weights are the same for any
-number of ranks. Knows nothing of which weights it is for.
+The scale is that of the whole row even if a rank holds only some of its columns, so that the weights are the same for
+any number of ranks.
 """
 
 import torch
@@ -28,6 +28,6 @@ def read_int8(tensors: Tensors, wanted: Slice) -> Coded:
 
 
 def scale_of(weight: Tensor) -> Tensor:
-    """`[rows, columns] -> [rows, 1]`; a row of zeros has any"""
+    """Return the scales of `[rows, columns]`, `[rows, 1]`; 1 for a row of zeros."""
     largest = weight.abs().amax(dim=1, keepdim=True)
     return largest.div_(MOST).masked_fill_(largest == 0, 1.0)

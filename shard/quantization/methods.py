@@ -1,5 +1,7 @@
-"""Which quantised checkpoints can be read, by the `quant_method` of their config.json. A further one is a file beside
-this, and a line here."""
+"""Registry of quantised checkpoint formats by `quant_method` in config.json.
+
+To add one, add a file to this package and a line here.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +22,7 @@ METHODS: dict[str, Callable[[Given], Format]] = {
 
 
 def read_quantization(values: object, source: str) -> Format | None:
-    """What `quantization_config` says, or nothing where it is not there."""
+    """Return the format described by `quantization_config`, or None without one."""
     if values is None:
         return None
     if not isinstance(values, Mapping):

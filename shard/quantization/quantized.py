@@ -1,7 +1,6 @@
-"""What of a model is quantised, as one rank reads it, and in which form it is kept.
+"""Quantised weights of a model as one rank reads them, and the form in which they are kept.
 
-A product with a weight whose outputs have one scale each is kept as signed bytes; everything else that a checkpoint has
-quantised becomes numbers when it is read. Knows nothing of how a product is made.
+Weights with one scale per output are kept as int8; all other quantised weights are dequantised when they are read.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,8 @@ ON_LOAD = "int8"
 
 class Quantized:
     def __init__(self, form: Format | None, on_load: str) -> None:
-        """`form` is the checkpoint's; `on_load` is what its weights shall become otherwise, or nothing."""
+        """`form`: format of a quantised checkpoint. `on_load`: type to which unquantised weights are quantised while
+        they are loaded (--quantize); empty: they are not."""
         if form is not None and on_load:
             raise ValueError(f"--quantize {on_load} is for weights that are not quantised, and these are: {form.note}; "
                              f"leave it out")
@@ -27,7 +27,7 @@ class Quantized:
         self._expanded: set[str] = set()
 
     def fill(self, tensors: Tensors, wanted: Slice, target: Tensor) -> bool:
-        """Write numbers into `target`, where they are not stored as such; says whether that was so."""
+        """Dequantise the weight into `target` if it is quantised, and return whether it is."""
         if self._form is None or not self._form.stands_for(tensors, wanted.name):
             return False
         self._expanded.add(wanted.name)
@@ -38,7 +38,7 @@ class Quantized:
         return self._form is not None and self._form.stands_for(tensors, name)
 
     def codes(self, tensors: Tensors, parts: Sequence[Slice]) -> list[Coded] | None:
-        """For one product of all parts, if it is to be kept as codes."""
+        """Return the codes for one linear of all parts; None if it is not to be kept quantised."""
         coded = self._read(tensors, parts)
         if coded is None or not all(part.keepable for part in coded):
             return None
@@ -56,7 +56,7 @@ class Quantized:
         return self._form is not None and self._form.spare(tensors, name)
 
     def note(self, dtype: torch.dtype) -> str:
-        """What was found and how it is kept, in one line, or nothing."""
+        """Return one line about the quantised weights and how they are kept, or an empty string."""
         kept, expanded = len(self._kept), len(self._expanded - self._kept)
         if self._form is None:
             return f"{kept} weights quantised to {self._on_load} and kept so" if self._on_load else ""

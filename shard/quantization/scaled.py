@@ -1,6 +1,6 @@
-"""Weights that are stored as one code in a byte, beside scales for all, for rows, for groups or for blocks.
+"""Weights with one byte per code, and scales per tensor, row, group or block.
 
-What fp8 checkpoints and some of compressed-tensors have in common. Knows nothing of what their config.json says.
+Shared by the formats fp8 and compressed-tensors.
 """
 
 from math import prod
@@ -22,7 +22,10 @@ def bytes_of(tensors: Tensors, wanted: Slice, dtype: torch.dtype) -> Tensor:
 
 
 def floats(tensors: Tensors, wanted: Slice, dtype: torch.dtype, scales: Tensor, groups: Tensor) -> Coded:
-    """Numbers are looked up: torch's own conversion takes several times as long."""
+    """Return the quantised slice of eight-bit floats, whose "codes" are their values in float32.
+
+    Values are looked up in a table, since torch's conversion takes several times as long.
+    """
     held = bytes_of(tensors, wanted, dtype).view(torch.uint8)
     table = torch.arange(256, dtype=torch.uint8, device=held.device).view(dtype).float()
 
@@ -35,9 +38,9 @@ def floats(tensors: Tensors, wanted: Slice, dtype: torch.dtype, scales: Tensor, 
 
 def read_scales(tensors: Tensors, name: str, wanted: Slice, block: Block | None,
                 dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """`[rows, groups]`, and the group of each column"""
+    """Return the scales, `[rows, groups]`, and the group of each column."""
     stored, (outputs, inputs) = tensors.stored(name), wanted.shape
-    shape = stored[1] if stored else (outputs, 1)  # if it is missing, let whoever reads it say so
+    shape = stored[1] if stored else (outputs, 1)  # if the tensor is missing, reading it below raises the error
     if prod(shape) == 1 and outputs > 1:
         scales = tensors.whole(name, shape, dtype).reshape(1, 1).expand(len(wanted.rows), 1)
         return scales.contiguous(), regular(wanted, inputs, tensors.device)

@@ -1,17 +1,17 @@
-"""Values that several kinds of `quantization_config` have, checked. Knows nothing of what follows from them."""
+"""Checked readers of settings that several kinds of `quantization_config` share."""
 
 from shard.given import Given
 
 
 def group_size(given: Given, value: object) -> int:
-    """-1: all columns share a scale."""
+    """Return the checked group size; -1 means that all columns share a scale."""
     if not isinstance(value, int) or isinstance(value, bool) or (value < 1 and value != -1):
         raise ValueError(f"{given.source}: group_size must be -1 or a whole number of at least 1, got {value}")
     return value
 
 
 def block(given: Given, name: str) -> tuple[int, int] | None:
-    """Rows and columns of a block, where there are blocks."""
+    """Return the rows and columns of a block, or None without blocks."""
     value = given.get(name)
     match value:
         case None:
