@@ -1,6 +1,4 @@
-"""What a user reads when the server is ready: what is served, how, where, and how to ask. Knows nothing of how it came
-about.
-"""
+"""Banner that is printed when the server is ready: model, device, cache, address and an example request."""
 
 import socket
 from collections.abc import Mapping
@@ -17,7 +15,7 @@ WITH_KEY = """ -H "Authorization: Bearer $WEFT_API_KEY\""""
 
 
 def banner(listener: socket.socket, num_shard: int, model: Model, served: Mapping[str, Any], *, keyed: bool) -> str:
-    """`served` is what the router told when it was ready; `keyed`: whether clients need a key."""
+    """Return the banner. `served` is the router's ready message; `keyed`: whether clients need an API key."""
     url, shards = url_of(listener), f"{num_shard} {'shard' if num_shard == 1 else 'shards'}"
     flags, path, body = TRIALS[served.get("instead_of_text", "text")]
     ask = f"curl {flags}{url}{path} -H 'content-type: application/json'{WITH_KEY if keyed else ''} -d {body}"
@@ -34,7 +32,7 @@ def url_of(listener: socket.socket) -> str:
 
 def cache(served: Mapping[str, Any]) -> str:
     if "instead_of_text" in served:
-        return ""  # nothing is kept
+        return ""  # a model that generates no text has no KV cache
     size = f", {served['bytes'] / 2**30:.2f} GiB" if served["bytes"] else ""
     return f"{served['tokens']:,} tokens{size}: {served['why']}"
 

@@ -1,12 +1,10 @@
-"""The Hub's cache, as all its clients keep it: what is there, and how a download becomes part of it.
+"""The Hub's cache on disk, in the layout that all its clients share.
 
-    models--org--name/blobs/ETAG             files, under the name that the Hub gives to their content
-    models--org--name/blobs/ETAG.incomplete  the beginning of one
+    models--org--name/blobs/ETAG             files, named by the ETag of their content
+    models--org--name/blobs/ETAG.incomplete  a partial download
     models--org--name/snapshots/COMMIT/      links to files, under their own names
-    models--org--name/refs/REVISION          the commit that a branch or tag stood for
-    .locks/models--org--name/ETAG.lock       held by whoever downloads that file
-
-Knows no network, and not which files a model should have.
+    models--org--name/refs/REVISION          the commit of a branch or tag when it was downloaded
+    .locks/models--org--name/ETAG.lock       held by the process that downloads the file
 """
 
 import fcntl
@@ -35,7 +33,7 @@ class Kept:
         return f"models--{self.name.replace('/', '--')}"
 
     def commit(self, revision: str) -> str:
-        """What the revision stood for when it was downloaded."""
+        """Return the commit of a branch or tag when it was downloaded, or `revision` itself if there is no ref."""
         ref = self.folder / "refs" / revision
         return ref.read_text().strip() if ref.is_file() else revision
 
@@ -53,19 +51,19 @@ class Kept:
         return blob.is_file() and blob.stat().st_size == size
 
     def size_so_far(self, etag: str, size: int) -> int:
-        """Bytes that need not be downloaded."""
+        """Return the number of bytes that are downloaded already."""
         if self.has(etag, size):
             return size
         begun = self.beginning(etag)
         return min(size, begun.stat().st_size) if begun.is_file() else 0
 
     def prepare(self) -> None:
-        """The cache is made when it is first needed; raises OSError if it cannot be written."""
+        """Create the folder of downloads if needed. Raises OSError if the cache cannot be written."""
         (self.folder / "blobs").mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def locked(self, etag: str, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Nobody else downloads this file meanwhile, in this program or another; `on_wait` if somebody does now."""
+        """Hold the lock of a file's download, against threads and other programs; call `on_wait` before waiting."""
         path = self.cache / ".locks" / self._word / f"{etag}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = lock(path, on_wait)
@@ -75,7 +73,7 @@ class Kept:
             os.close(descriptor)
 
     def publish(self, commit: str, etags: Mapping[str, str], revision: str) -> None:
-        """All files of a commit, each by its name, become a snapshot. What reads the cache sees the revision last."""
+        """Link all files of a commit into a snapshot. The ref is written last, so readers find complete snapshots."""
         folder = self.folder / "snapshots" / commit
         folder.mkdir(parents=True, exist_ok=True)
         for name, etag in etags.items():
@@ -90,7 +88,10 @@ class Kept:
 
 
 def lock(path: Path, on_wait: Callable[[], None]) -> int:
-    """Other clients remove such files when they are done with them: a lock on one without a name guards nothing."""
+    """Lock a file and return its descriptor.
+
+    Retried if another client has removed the file meanwhile: a lock on an unlinked file protects nothing.
+    """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
         try:
@@ -104,7 +105,7 @@ def lock(path: Path, on_wait: Callable[[], None]) -> int:
 
 
 def put(path: Path, make: Callable[[Path], object]) -> None:
-    """What stood there is replaced at once: nobody finds half of it, or nothing. Others may do the same meanwhile."""
+    """Replace a file atomically, also with concurrent writers: readers find the old file or a complete new one."""
     new = path.with_name(f".{path.name}.{uuid4().hex}")
     make(new)
     new.replace(path)

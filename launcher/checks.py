@@ -1,4 +1,4 @@
-"""What `weft doctor` can see for itself: packages, folders, variables, the port. Loads none of what children need."""
+"""Checks of `weft doctor` that need no torch: packages, folders, environment variables, the port."""
 
 import os
 import platform
@@ -15,8 +15,8 @@ from launcher.processes import Failed, bind
 
 REQUIREMENT = re.compile(r"([\w.-]+)\s*([^;]*)(;.*)?")
 LEAST_DISK = 20 * 2**30  # bytes; models of a few billion parameters take as much
-LEAST_SHARED = 512 * 2**20  # bytes; containers have 64 MiB unless told otherwise
-# What is written in C and has a slow twin: the file, and the variable with the value that turns it off.
+LEAST_SHARED = 512 * 2**20  # bytes; containers have 64 MiB by default
+# Packages with an optional C extension: its file, and the variable with the value that disables it.
 FAST_PARTS = {
     "protobuf": ("google/_upb/_message", "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION", "python"),
     "aiohttp": ("aiohttp/_http_parser", "AIOHTTP_NO_EXTENSIONS", "1"),
@@ -25,13 +25,13 @@ DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def release(text: str) -> tuple[int, ...]:
-    """2.13.0+cpu is (2, 13, 0); what no number begins is ()."""
+    """Return the numbers of a version: 2.13.0+cpu is (2, 13, 0), text without a leading number is ()."""
     found = re.match(r"\d+(\.\d+)*", text)
     return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def satisfies(installed: str, wanted: str) -> bool:
-    """`wanted` as in `>=3.14,<4`; only these two signs are known, others count as satisfied."""
+    """Whether a version satisfies `wanted`, such as `>=3.14,<4`. Operators other than these two are ignored."""
     have = release(installed)
     parts = [part.strip() for part in wanted.split(",")]
     return (all(have >= release(part[2:].strip()) for part in parts if part.startswith(">="))
@@ -39,10 +39,10 @@ def satisfies(installed: str, wanted: str) -> bool:
 
 
 def packages(wanted: list[str] | None = None, installed: Callable[[str], str] = version) -> Iterator[Finding]:
-    """Those that weft needs, in versions that it was not made for; all others in one line."""
+    """Report each required package that is missing or has an unsupported version, and all others in one line."""
     good = []
     for line in (requires("weft") or []) if wanted is None else wanted:
-        name, bounds, marker = REQUIREMENT.fullmatch(line).groups()  # type: ignore[union-attr]  # anything does
+        name, bounds, marker = REQUIREMENT.fullmatch(line).groups()  # type: ignore[union-attr]  # it always matches
         if marker:
             continue
         try:
@@ -81,7 +81,7 @@ def installed_files(package: str) -> Iterator[str]:
 
 
 def driver(path: Path = DRIVER) -> str:
-    """Of NVIDIA's GPUs, as the system tells it; nothing where there is none."""
+    """Return the version of NVIDIA's driver, or "" if there is none."""
     try:
         found = re.search(r"\d+\.\d+[.\d]*", path.read_text().splitlines()[0])
     except (OSError, IndexError):
@@ -89,7 +89,7 @@ def driver(path: Path = DRIVER) -> str:
     return found[0] if found else ""
 
 
-def shared_memory(num_shards: int, folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - it is what is looked at
+def shared_memory(num_shards: int, folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - it is only checked
     if not folder.is_dir():
         return unless(num_shards == 1, "shared memory", f"there is no {folder}", f"mount a tmpfs at {folder}")
     size = shutil.disk_usage(folder).total
@@ -98,7 +98,7 @@ def shared_memory(num_shards: int, folder: Path = Path("/dev/shm")) -> Finding: 
 
 
 def hub(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """The cache of models, and what the variables say of the Hub."""
+    """Check the model cache, and report how the variables configure access to the Hub."""
     cache = hub_cache(environment)
     place = next(folder for folder in (cache, *cache.parents) if folder.exists())
     free = shutil.disk_usage(place).free

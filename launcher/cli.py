@@ -1,6 +1,6 @@
-"""The command line `weft`: flags in, one line out when something is wrong.
+"""The command line `weft`. Errors are reported in one line.
 
-With launcher/foreign/commands.py the only place where environment variables count. Knows no setting by its meaning.
+Only this module and launcher/foreign/commands.py read settings from environment variables.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
 
 
 STUDY = {"dialect": "batching", "port": 8500}
-# What settings bring with them, unless that is given.
+# Defaults that follow from other settings; explicit settings have precedence.
 PRESETS: Sequence[tuple[Mapping[str, str], Mapping[str, Any]]] = (
     ({"dialect": "batching"}, STUDY),
     ({"compat": "batching"}, {**STUDY, "max_handlers": 8, "recompute": True}),
@@ -73,7 +73,7 @@ def parameter(setting: Setting, group: Group, *, variables: bool = True) -> insp
 
 
 def serve_command(*words: str, **given: Any) -> None:
-    """Serve a model over HTTP. Without a name it is a small one that comes with weft, for a first try."""
+    """Serve a model over HTTP. Without a model's name, serve the small demo model that comes with weft."""
     launch, router, shard = make_configs(with_own_settings({**dict(zip(POSITIONAL, words, strict=False)), **given}))
     voice = Voice(as_json=launch.json_output)
     with in_one_line(voice):
@@ -102,7 +102,7 @@ def run_server(launch: LaunchConfig, router: RouterConfig, shard: ShardConfig, v
 
 
 def adapter_store(launch: LaunchConfig, router: RouterConfig) -> AdapterStore | None:
-    """Nothing where adapters are not served."""
+    """Return the settings of the adapter store, or None if adapters are not served."""
     if not (launch.adapters or launch.adapter_root or router.adapter_id or router.preloaded_adapter_ids):
         return None
     access = hub_access(os.environ)
@@ -113,7 +113,7 @@ def adapter_store(launch: LaunchConfig, router: RouterConfig) -> AdapterStore | 
 
 
 def with_own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A model that comes with weft, or settings, may bring others, which are used unless they are given."""
+    """Add the defaults of a built-in model and of the presets; settings in `given` have precedence."""
     model = BOX.get(given.get("model_id", DEMO))
     own = dict(model.settings if model else {})
     for wanted, preset in PRESETS:
@@ -122,7 +122,7 @@ def with_own_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def client() -> str:
-    """What we call ourselves at the Hub."""
+    """Return the User-Agent for the Hub."""
     return f"weft/{version('weft')}"
 
 
@@ -135,13 +135,13 @@ def find_or_fetch(launch: LaunchConfig, missing: Order | None) -> Model:
 def download_command(
         model_id: Annotated[str, Parameter(help="Name of a model at the Hub, such as org/name.")], *,
         revision: Annotated[str, Parameter(help="Branch, tag or commit.")] = "main") -> None:
-    """Download what serving a model needs into the Hub's cache, or what is new of it, and print the folder."""
+    """Download the files needed to serve a model into the Hub's cache, or update them, and print the folder."""
     fetch(order(model_id, revision, os.environ, client()), hub_token(os.environ))
     print(cached(model_id, revision, hub_cache(os.environ)))
 
 
 def check_readable(path: str, flag: str) -> None:
-    """The router reads it when the model has been found, which is late to hear of a name that was mistyped."""
+    """Raise Misconfigured if a file cannot be read. The router would only report it after the model's download."""
     try:
         if path:
             os.close(os.open(path, os.O_RDONLY))
@@ -161,33 +161,32 @@ def checked(folder: str) -> str:
     return folder
 
 
-# Settings that the core decides by, and that may be tried in simulation.
+# Scheduler settings that `weft simulate` can vary.
 TRIED = ("max_concurrent_requests", "max_queue_requests", "max_queue_tokens", "max_queue_ms", "max_passed_over_ms",
          "max_batch_prefill_tokens", "max_batch_total_tokens", "max_batch_size", "batching", "prefill_policy",
          "look_ahead", "static_window_ms", "static_equal_lengths", "recompute", "max_decode_stall_ms",
          "waiting_served_ratio", "max_waiting_tokens")
 
 
-# Settings of a server that decide whether it can start here.
+# Server settings that `weft doctor` checks.
 EXAMINED = ("model_id", "revision", "num_shard", "dtype", "device", "hostname", "port")
 
 
 def doctor_command(*words: str, json: Annotated[bool, Parameter(help="As JSON, for programs.", negative=())] = False,
                    **given: Any) -> None:
-    """Is this machine fit to serve, and this model? A line for everything looked at; ends with 1 if there is a problem.
-    """
+    """Check whether this machine can serve a model, with a line for each check. Exits with 1 if there is a problem."""
     order = doctor.Order(**{**dict(zip(POSITIONAL, words, strict=False)), **given})
     raise SystemExit(doctor.run(order, os.environ, as_json=json))
 
 
 def migrate_command(*line: Annotated[str, Parameter(help="What is run today; begin with -- before it.")]) -> None:
-    """What `weft` is to be told instead of a command line of text-generation-launcher or lorax-launcher, and what is
-    left out."""
+    """Translate a command line of text-generation-launcher or lorax-launcher into one of `weft`, and list what is left
+    out."""
     print(migrated(line, os.environ))
 
 
 def tried() -> list[inspect.Parameter]:
-    """Flags for the settings that may be tried. Variables of the environment are meant for a server, not for these."""
+    """Return the flags of the settings in TRIED. They ignore environment variables, which are meant for a server."""
     settings = [setting for setting in GROUPS["Server"] if setting.name in TRIED]
     return [parameter(setting, Group("Settings to try"), variables=False) for setting in settings]
 
@@ -217,7 +216,7 @@ def make_app() -> App:
     app.command(doctor_command, name="doctor")
     app.command(migrate_command, name="migrate")
     app.command(adapters_app())
-    for command, name in ((bench_command, "bench"), (study_command, "study")):  # whose help is their own
+    for command, name in ((bench_command, "bench"), (study_command, "study")):  # these print their own help
         app.command(command, name=name, help_flags=[], version_flags=[])
     return app
 
@@ -229,7 +228,7 @@ def fail(voice: Voice, message: str, code: int) -> NoReturn:
 
 @contextmanager
 def in_one_line(voice: Voice = PLAIN) -> Iterator[None]:
-    """Whatever goes wrong is told in one line, with an exit code."""
+    """Report any error in one line and exit with its code."""
     try:
         yield
     except (CycloptsError, ValueError) as error:
@@ -238,7 +237,7 @@ def in_one_line(voice: Voice = PLAIN) -> Iterator[None]:
         fail(voice, str(error), error.code)
     except OSError as error:  # such as no space left for the folder of the sockets
         fail(voice, str(error), 1)
-    except KeyboardInterrupt:  # before the children are there to be stopped in order
+    except KeyboardInterrupt:  # only before children are started; later, signal handlers stop them in order
         raise SystemExit(130) from None
 
 

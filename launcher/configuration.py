@@ -1,6 +1,6 @@
-"""Writes docs/configuration.md from the settings, and the tables in docs/migrating.md from those of foreign flags.
+"""Generator of docs/configuration.md and of the flag tables in docs/migrating.md.
 
-`python -P -m launcher.configuration`; `--check` only compares.
+`python -P -m launcher.configuration` writes both; `--check` only compares.
 """
 
 import re
@@ -67,7 +67,7 @@ def page() -> str:
 
 
 def migrating() -> str:
-    """As it stands, but for the tables."""
+    """Return the page with its tables replaced and all other text unchanged."""
     text = MIGRATING.read_text()
     for file, table in FOREIGN.items():
         before, mark, after = text.partition(f"<!-- Written by `make docs` from {file}; change that. -->\n")

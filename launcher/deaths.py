@@ -1,10 +1,10 @@
-"""How often children died of late, and what that means for the next one. Without a clock."""
+"""Restart policy of child processes: growing pauses, and a limit of deaths in a window. Time is an argument."""
 
 from collections.abc import Sequence
 
-PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before each replacement in a row; the last one stays
-MOST = 5  # deaths within WINDOW with which we give up
-WINDOW = 300.0  # seconds; a row ends when so long nobody died
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)  # seconds before each restart in a row; the last one repeats
+MOST = 5  # the launcher gives up at this number of deaths within WINDOW
+WINDOW = 300.0  # seconds; after this time without a death the pauses start from the first one again
 
 
 class Deaths:
@@ -14,7 +14,7 @@ class Deaths:
         self._num_in_row = 0
 
     def pause(self, now: float) -> float | None:
-        """Note a death: the seconds to wait before the replacement, None when there were too many."""
+        """Record a death and return the seconds to wait before the restart, or None after too many deaths."""
         self._recent = [time for time in self._recent if now - time < WINDOW]
         self._num_in_row = self._num_in_row + 1 if self._recent else 1
         self._recent.append(now)

@@ -1,4 +1,4 @@
-"""What follows for `weft doctor` from what a child found out about machine and model (`shard/survey.py`). Pure."""
+"""Findings of `weft doctor` from a child's survey of machine and model (`shard/survey.py`). Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from launcher.findings import Finding, fine, gib, unless
 from router.config import RouterConfig
 
 Survey = Mapping[str, Any]
-ROUTER = RouterConfig()  # as it is unless told otherwise
+ROUTER = RouterConfig()  # the defaults
 
 
 def machine(found: Survey, driver: str) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
-"""`weft doctor`: looks at machine, installation and model, and says what is fine and what is not, a line for each.
+"""`weft doctor`: checks machine, installation and model, and prints one line per finding.
 
-Only puts together: `checks.py` looks, a child looks where torch is needed, `diagnosis.py` judges what that found.
+`checks.py` does the checks without torch, a child process those that need it (`shard/survey.py`), and `diagnosis.py`
+turns the child's results into findings.
 """
 
 import json
@@ -20,13 +21,13 @@ from router.config import RouterConfig
 from shard.config import ShardConfig
 
 SURVEY = python_module("shard.survey")
-LAUNCH, ROUTER, SHARD = LaunchConfig(), RouterConfig(), ShardConfig()  # as they are unless told otherwise
+LAUNCH, ROUTER, SHARD = LaunchConfig(), RouterConfig(), ShardConfig()  # the defaults
 PATIENCE = 120.0  # seconds for a child that loads torch, on a slow disk
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The server that is to be."""
+    """Settings of the server to check."""
 
     model_id: str = LAUNCH.model_id
     revision: str = LAUNCH.revision
@@ -58,7 +59,7 @@ def examine(order: Order, environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def find(order: Order, cache: Path) -> tuple[str, Finding | None]:
-    """The model's folder, and what is to be said where there is none."""
+    """Return the model's folder and None, or "" and the finding that explains why there is none."""
     try:
         return find_model(order.model_id, order.revision, cache).folder, None
     except Missing as error:
@@ -68,7 +69,7 @@ def find(order: Order, cache: Path) -> tuple[str, Finding | None]:
 
 
 def survey(order: dict[str, Any]) -> dict[str, Any]:
-    """What the child found out, or `failed`: the last line that it said."""
+    """Return the child's survey, or `failed` with the last line of its stderr."""
     try:
         child = subprocess.run([*SURVEY, json.dumps(order)], capture_output=True, text=True, check=False,
                                timeout=PATIENCE, stdin=subprocess.DEVNULL)
@@ -81,7 +82,7 @@ def survey(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(order: Order, environment: Mapping[str, str], *, as_json: bool) -> int:
-    """Prints as it finds; the exit code."""
+    """Print the findings, as text each one as soon as it is found, and return the exit code."""
     findings = []
     for finding in examine(order, environment):
         findings.append(finding)

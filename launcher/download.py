@@ -1,8 +1,7 @@
-"""The download of a model, as a process: `python -P -m launcher.download JSON`. The JSON object is an `Order`.
+"""Download of a model as a process: `python -P -m launcher.download JSON`, where JSON is an `Order` object.
 
-The first line of standard input is the token, or empty; the end of the input says that the parent is gone, and is the
-end of the process, too. Whenever it ends, what has come stays, and the next download goes on from there. Knows which
-files a server needs, and not how they travel.
+The first line of standard input is the token, or empty. The end of standard input means that the parent has ended, and
+ends the process too. Partial downloads are kept, and the next download resumes them.
 """
 
 import errno
@@ -32,9 +31,9 @@ from launcher.voice import Voice
 NEEDED = frozenset({
     INDEX, "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "modules.json", POOLING})
-AT_ONCE = 8  # files
+AT_ONCE = 8  # maximum concurrent files
 LARGEST = 50e9  # bytes
-REDRAWN = 0.2  # seconds
+REDRAWN = 0.2  # seconds between two updates of the progress line
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -47,11 +46,11 @@ class Download:
         self._kept = Kept(Path(order.cache), order.name)
         self._stopped = threading.Event()
         self._counting = threading.Lock()
-        self._waits = False  # for another process
-        self._meter: Meter | None = None  # until it is known how much there is to do
+        self._waits = False  # whether waiting for another process was reported
+        self._meter: Meter | None = None  # None unless a download of known size runs
 
     def run(self) -> None:
-        """Raises ValueError for what the user can change, NotDownloaded or Unreachable for what went wrong."""
+        """Download the model. Raises ValueError for a user's error, NotDownloaded or Unreachable for a failure."""
         try:
             listing = self._patience().ask(partial(self._hub.listing, self._order.revision))
         except Unreachable as error:
@@ -74,7 +73,7 @@ class Download:
         self._screen.say(f"warning: {error}; {self._order.name} stays as it is in the cache, which may be outdated")
 
     def _bring_all(self, listing: Listing) -> None:
-        """The index first: it says which files of weights there are."""
+        """Download the index first, since it names the weight files, and then all needed files."""
         started, names = self._clock(), set(listing.names)
         self._kept.prepare()
         index = self._describe(listing.commit, {INDEX} & names)
@@ -90,7 +89,7 @@ class Download:
                          f"{amount(sum(file.size for file in files))}, {self._clock() - started:.0f} s")
 
     def _describe(self, commit: str, names: Collection[str]) -> list[RemoteFile]:
-        """What the files of these names are."""
+        """Return name, ETag and size of each file. Raises ValueError for one too large for the Hub's HTTP downloads."""
         files = self._all(lambda name: self._patience().ask(partial(self._hub.file, name, commit)), sorted(names))
         if large := [file for file in files if file.size > LARGEST]:
             raise ValueError(f"{large[0].name} has {amount(large[0].size)}, and the Hub sends no file above "
@@ -98,7 +97,10 @@ class Download:
         return files
 
     def _bring(self, commit: str, files: Sequence[RemoteFile]) -> None:
-        """The largest first, so that none of them is alone at the end; once what is there under two names."""
+        """Download files, each content once.
+
+        The largest are first, so that none of them runs alone at the end.
+        """
         different = sorted({file.etag: file for file in files}.values(), key=lambda file: -file.size)
         total = sum(file.size for file in different)
         done = sum(self._kept.size_so_far(file.etag, file.size) for file in different)
@@ -112,7 +114,7 @@ class Download:
         self._meter = None
 
     def _all(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """What the work gives for each item, some at once. The first failure ends all."""
+        """Apply `work` to all items concurrently and return the results in order. The first failure stops all."""
         pool = ThreadPoolExecutor(AT_ONCE)
         try:
             futures = [pool.submit(work, item) for item in items]
@@ -137,7 +139,7 @@ class Download:
                 self._meter.done += size
 
     def _say_that_we_wait(self) -> None:
-        """Once: it is so for many files."""
+        """Report waiting for another process, only once, since it affects many files."""
         with self._counting:
             waits, self._waits = self._waits, True
         if not waits:
@@ -147,7 +149,7 @@ class Download:
         return Patience(self._stopped, self._screen.say, self._pauses)
 
     def _check_room(self, size: int) -> None:
-        """A disk that is too small is told before hours are spent on filling it."""
+        """Raise NotDownloaded if the disk is too small, before hours are spent on filling it."""
         free = shutil.disk_usage(self._kept.folder).free
         if size > free:
             raise NotDownloaded(
@@ -171,7 +173,7 @@ def leave_with_parent() -> None:
 
 
 def end(voice: Voice, message: str, code: int) -> NoReturn:
-    """At once: a thread that waits for the Hub is not waited for."""
+    """Report an error and exit at once, without joining threads that wait for the Hub."""
     voice.say(" ".join(message.split()), logging.ERROR)
     os._exit(code)
 

@@ -1,7 +1,6 @@
-"""What environment variables tell of folders, of the Hub and of this machine's libraries, and what shards are told by
-them.
+"""Settings from environment variables: folders, access to the Hub, and variables for the shards.
 
-The variables are given; nothing here reads or sets them.
+The environment is an argument; this module neither reads nor sets variables of the process.
 """
 
 import re
@@ -11,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 LIBRARIES = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_")
-NOWHERE = Path("/dev/null")  # a folder in which there can be nothing
+NOWHERE = Path("/dev/null")  # no file can exist below it
 TUNABLES = "GLIBC_TUNABLES"
 LARGE_PAGES = "glibc.malloc.hugetlb"
 HUB = "https://huggingface.co"
@@ -22,12 +21,12 @@ YES = {"1", "ON", "YES", "TRUE"}
 
 @dataclass(frozen=True, slots=True)
 class HubAccess:
-    """How the Hub is reached, by the variables that all its clients follow."""
+    """Access to the Hub, from the variables that all its clients use."""
 
     endpoint: str = HUB
     token: str = field(default="", repr=False)
-    offline: str = ""  # the variable that forbids to connect
-    quiet: bool = False  # no progress
+    offline: str = ""  # name of the variable that forbids connections
+    quiet: bool = False  # hide the progress of downloads
 
 
 def hub_access(environment: Mapping[str, str]) -> HubAccess:
@@ -39,7 +38,7 @@ def hub_access(environment: Mapping[str, str]) -> HubAccess:
 
 
 def hub_token(environment: Mapping[str, str]) -> str:
-    """The token itself, or else what the file holds that `hf auth login` writes."""
+    """Return the token from its variable, or from the file that `hf auth login` writes, or ""."""
     name = next((name for name in TOKEN if environment.get(name)), "")
     path = token_file(environment)
     token = (environment[name] if name else stored(path)).strip()
@@ -53,13 +52,13 @@ def token_file(environment: Mapping[str, str]) -> Path:
 
 
 def token_from(environment: Mapping[str, str]) -> str:
-    """Where the user's token comes from, or nothing. The token itself is not looked at."""
+    """Return the name of the variable or file that holds the token, or "". Does not read the token."""
     name = next((name for name in TOKEN if environment.get(name)), "")
     return name or (str(token_file(environment)) if token_file(environment).is_file() else "")
 
 
 def offline_by(environment: Mapping[str, str]) -> str:
-    """The variable that forbids to connect to the Hub, or nothing."""
+    """Return the name of the variable that forbids connections to the Hub, or ""."""
     return next((name for name in OFFLINE if says_yes(environment, name)), "")
 
 
@@ -79,13 +78,13 @@ def hub_home(environment: Mapping[str, str]) -> Path:
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path:
-    """The folder where clients of the Hub keep what they download, by the variables that they all follow."""
+    """Return the folder of the Hub's cache, from the variables that all its clients use."""
     named = given(environment, "HF_HUB_CACHE") or given(environment, "HUGGINGFACE_HUB_CACHE")
     return named or hub_home(environment) / "hub"
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where programs of this user keep what can be made anew."""
+    """Return the user's cache folder."""
     try:
         return given(environment, "XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     except RuntimeError:  # this user has no home
@@ -93,20 +92,22 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def machine_file(environment: Mapping[str, str], release: str) -> Path:
-    """Where shards keep what they found out about this machine. It holds for a release, and for the variables by which
-    users tell libraries how to compute."""
+    """Return the file in which the shards cache their probes of this machine.
+
+    Its name depends on the release and on the variables that configure numerical libraries.
+    """
     settings = sorted(item for item in environment.items() if item[0].startswith(LIBRARIES))
     digest = sha256(repr((release, settings)).encode()).hexdigest()
     return cache_folder(environment) / "weft" / f"machine-{digest[:16]}.json"
 
 
 def record_folder(environment: Mapping[str, str]) -> Path:
-    """Where the router writes recordings."""
+    """Return the folder of the router's recordings."""
     return cache_folder(environment) / "weft" / "recordings"
 
 
 def adapter_folder(environment: Mapping[str, str]) -> Path:
-    """Where adapters are kept that were fetched."""
+    """Return the folder of the adapter store."""
     return cache_folder(environment) / "weft" / "adapters"
 
 
@@ -115,6 +116,6 @@ def given(environment: Mapping[str, str], name: str) -> Path | None:
 
 
 def large_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """Ask for memory in large pages, unless the user decided about it: gigabytes of weights are there sooner."""
+    """Return the variable that enables huge pages, which speed up loading weights, unless the user has set it."""
     told = environment.get(TUNABLES, "")
     return {} if LARGE_PAGES in told else {TUNABLES: ":".join(filter(None, [told, f"{LARGE_PAGES}=1"]))}

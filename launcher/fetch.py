@@ -1,7 +1,7 @@
-"""Has a child process download a model, and stays free to stop it at any moment. Loads nothing that speaks HTTP.
+"""Download of a model by a child process (launcher/download.py), which can be killed at any time.
 
-The child does the work in launcher/download.py. It hears the token on its standard input, where nobody else sees it;
-the end of that input tells it that we are gone.
+The child reads the token from its standard input, where other users cannot see it. The end of that input means that the
+launcher has ended. The launcher itself imports no HTTP client.
 """
 
 import json
@@ -18,20 +18,23 @@ from launcher.plan import python_module
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to download from where to where, without the token."""
+    """Settings of a download, without the token."""
 
     name: str
     revision: str
     cache: str
     endpoint: str
-    client: str  # what we call ourselves at the Hub
+    client: str  # the User-Agent for the Hub
     quiet: bool = False
-    no_folder: str = ""  # where there is none, if the user may have meant one
-    as_json: bool = False  # how to tell what happens
+    no_folder: str = ""  # for error messages: the missing folder that the user may have meant
+    as_json: bool = False  # whether to log as JSON
 
 
 def what_is_missing(name: str, revision: str, environment: Mapping[str, str], client: str) -> Order | None:
-    """What must be downloaded before the model is served; nothing if it is here. Raises ValueError if neither helps."""
+    """Return the download that a model needs before it is served, or None if it is on this machine.
+
+    Raises ValueError if the model is not on this machine and cannot be downloaded.
+    """
     try:
         find_model(name, revision, hub_cache(environment))
     except Missing as missing:
@@ -43,7 +46,7 @@ def what_is_missing(name: str, revision: str, environment: Mapping[str, str], cl
 
 
 def order(name: str, revision: str, environment: Mapping[str, str], client: str) -> Order:
-    """Whatever is here already. Raises ValueError for what cannot or may not be downloaded."""
+    """Return the download of a model, even if it is cached. Raises ValueError if it is impossible or forbidden."""
     revision, access = revision or "main", hub_access(environment)
     if name in BOX:
         raise ValueError(f"{name} comes with weft, so there is nothing to download")
@@ -56,9 +59,9 @@ def order(name: str, revision: str, environment: Mapping[str, str], client: str)
 
 
 def fetch(wanted: Order, token: str) -> None:
-    """Ends as the child does: what went wrong it has told."""
+    """Run a download. If it fails, exit with the child's code: the child has reported the error."""
     command = [*python_module("launcher.download"), json.dumps(asdict(wanted))]
-    # A process group of its own: Ctrl-C reaches the child only through us.
+    # A process group of its own: Ctrl-C reaches the child only through this process.
     with subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, process_group=0) as child:
         try:
             code = wait(child, token)
@@ -71,6 +74,6 @@ def fetch(wanted: Order, token: str) -> None:
 
 def wait(child: "subprocess.Popen[bytes]", token: str) -> int:
     assert child.stdin
-    with suppress(BrokenPipeError):  # it has ended already, and said why
+    with suppress(BrokenPipeError):  # the child has ended already and has reported why
         child.stdin.write(f"{token}\n".encode())
     return child.wait()

@@ -1,4 +1,4 @@
-"""What `weft doctor` finds: one line for each thing that was looked at, with the cure where one is needed."""
+"""Findings of `weft doctor`: one line per check, with a cure if there is a problem."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ def unless(good: bool, subject: str, text: str, cure: str, state: State = "warni
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """1 if there is a problem; a warning is none."""
+    """Return 1 if there is a problem, else 0: a warning is no problem."""
     return int(any(finding.state == "problem" for finding in findings))
 
 

@@ -1,6 +1,7 @@
-"""The folder of one server's sockets: made, held while the server lives, cleared when its launcher was killed.
+"""Temporary folder of one server, for its sockets and progress files.
 
-A launcher holds a lock on its folder, which ends with it however it ends. Knows nothing of what is kept there.
+The launcher holds a lock on the folder, which the kernel releases however the launcher ends. The next launcher removes
+folders that are not locked.
 """
 
 import fcntl
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-PREFIX, ANY = "weft-", "weft-????????"  # what tempfile makes of it
+PREFIX, ANY = "weft-", "weft-????????"  # tempfile appends eight characters
 OURS = ("shard-*.sock", "meeting-*", "progress-*")
 
 
@@ -27,7 +28,7 @@ def server_folder() -> Iterator[str]:
 
 @contextmanager
 def held(folder: str) -> Iterator[bool]:
-    """False: another launcher took it for one that was left, in the moment before we held it."""
+    """Lock a folder. Yields False if another launcher removed it as abandoned before it was locked."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -41,7 +42,7 @@ def held(folder: str) -> Iterator[bool]:
 
 
 def clear_left(place: Path) -> None:
-    """Remove the folders whose launchers are gone. What cannot be removed stays, and so does what is not ours."""
+    """Remove the folders of launchers that have ended, except those of other users and those that cannot be removed."""
     for folder in place.glob(ANY):
         with suppress(OSError):
             clear(folder)

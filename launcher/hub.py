@@ -1,6 +1,6 @@
-"""What the Hub says and sends: which files a model has, what each is, and its bytes from some place on.
+"""HTTP client of the Hub: the files of a model, their metadata, and their bytes from an offset on.
 
-One question each, over HTTP. Knows nothing of the cache, and asks nothing twice: launcher/patience.py says when to.
+Each method sends one request and never retries; launcher/patience.py decides about retries.
 """
 
 import json
@@ -15,18 +15,18 @@ from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-TIMEOUT = 10.0  # seconds of silence
-PIECE = 256 * 1024  # most bytes at once
+TIMEOUT = 10.0  # seconds without data
+PIECE = 256 * 1024  # maximum bytes per read
 LONGEST_LISTING = 2**25  # bytes
 COMMIT = re.compile(r"[0-9a-f]{40}")
-POOLING = "1_Pooling/config.json"  # how an embedding is made of what a model says of a text
-ETAG = re.compile(r"(?!\.)[\w.-]{1,128}", re.ASCII)  # becomes the name of a file
-AGAIN = {408, 425, 429, 500, 502, 503, 504}  # what may be otherwise in a moment
+POOLING = "1_Pooling/config.json"  # the pooling of an embedding model
+ETAG = re.compile(r"(?!\.)[\w.-]{1,128}", re.ASCII)  # used as a file name
+AGAIN = {408, 425, 429, 500, 502, 503, 504}  # statuses worth a retry
 WORDS = {401: "refuses the token", 403: "forbids it", 429: "asks for fewer requests"}
 
 
 class Unreachable(Exception):
-    """The Hub does not answer, or not now. `heard`: it said so itself, and for how many seconds to wait."""
+    """The Hub does not answer, or not now. `heard`: a response came; `seconds`: the wait that it asked for."""
 
     def __init__(self, message: str, *, heard: bool = False, seconds: float = 0.0) -> None:
         super().__init__(message)
@@ -34,19 +34,19 @@ class Unreachable(Exception):
 
 
 class NoSuchModel(ValueError):
-    """Or none that the Hub shows us."""
+    """There is no such model, or the Hub does not show it with this token."""
 
 
 class NoSuchRevision(ValueError):
-    """Of a model that there is."""
+    """The model exists, but not this revision."""
 
 
 class Gated(ValueError):
-    """There it is, and this token does not open it."""
+    """The model exists, but access must be requested, and the token has none."""
 
 
 class TokenRefused(ValueError):
-    """Whatever it was to open."""
+    """The Hub rejects the token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,15 @@ class Listing:
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
     name: str
-    etag: str  # of a large file its SHA-256, of a small one what git calls it
+    etag: str  # the SHA-256 of a large file, the git blob hash of a small one
     size: int
 
 
 class Redirects(HTTPRedirectHandler):
-    """The token goes nowhere but to the Hub itself. The question what a file is stays there, too: the Hub answers it
-    together with the address of the store that has the bytes."""
+    """Redirect handler that never sends the token to another host.
+
+    A HEAD request is not redirected to another host either: the Hub's own response already has the metadata.
+    """
 
     # The signature is that of the library.
     def redirect_request(self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Message,  # noqa: ARG002, PLR0917
@@ -87,7 +89,7 @@ class Hub:
     """One model at the Hub."""
 
     def __init__(self, endpoint: str, name: str, token: str, client: str) -> None:
-        """`client` is what we call ourselves."""
+        """Prepare the headers; `client` is the User-Agent."""
         self.endpoint, self.name = endpoint, name
         self._token = token
         self._headers = {"User-Agent": client} | ({"Authorization": f"Bearer {token}"} if token else {})
@@ -107,7 +109,7 @@ class Hub:
         return RemoteFile(name, etag, int(size))
 
     def read(self, file: RemoteFile, commit: str, start: int) -> Generator[tuple[int, bytes]]:
-        """The bytes from `start` on, or all if the Hub does not know how to skip: pieces with their places."""
+        """Yield offset and bytes of each piece, from `start` on, or from 0 if the Hub ignores the range."""
         headers = {"Range": f"bytes={start}-"} if start else {}
         with self._asked(self._path(file.name, commit), commit, **headers) as answer:
             place = start if answer.status == 206 else 0
@@ -120,7 +122,7 @@ class Hub:
 
     @contextmanager
     def _asked(self, path: str, revision: str, method: str = "GET", **headers: str) -> Iterator[HTTPResponse]:
-        """Whatever keeps the answer from coming, or from coming whole, is an Unreachable or a ValueError."""
+        """Send a request and yield the response. Any failure, also while it is read, is Unreachable or ValueError."""
         request = Request(self.endpoint + path, headers=self._headers | headers, method=method)
         try:
             with self._open(request, revision) as answer:
@@ -139,7 +141,7 @@ class Hub:
                 raise self._refusal(answer, revision) from None
 
     def _refusal(self, answer: HTTPError, revision: str) -> Exception:
-        """What the status means, and what to do about it."""
+        """Return the exception for an error status, with advice in its message."""
         page, kind = f"{self.endpoint}/{self.name}", answer.headers.get("X-Error-Code", "")
         if answer.code in AGAIN:
             words = f"{answer.code} {WORDS.get(answer.code, answer.reason)}"
@@ -161,7 +163,7 @@ class Hub:
 
 
 def read_listing(text: bytes, endpoint: str) -> Listing:
-    """Only names without folders, which can lead nowhere, and the one with a folder that a server needs."""
+    """Parse a listing. Only names without a folder, which are safe as paths, and POOLING are kept."""
     try:
         told = json.loads(text)
         commit, names = told["sha"], tuple(file["rfilename"] for file in told["siblings"])
@@ -174,6 +176,6 @@ def read_listing(text: bytes, endpoint: str) -> Listing:
 
 
 def pause_of(answer: HTTPError) -> float:
-    """Seconds that the Hub wants to be left alone."""
+    """Return the seconds of the Retry-After header, or 0."""
     told = answer.headers.get("Retry-After", "")
     return float(told) if told.isascii() and told.isdigit() else 0.0

@@ -1,15 +1,15 @@
-"""How far a download is: bytes, rate, what is left, as one line. Time is an argument."""
+"""Progress of a download as one line: bytes, rate, time left. Time is an argument."""
 
 from collections import deque
 
-WINDOW = 10.0  # seconds over which the rate is taken
+WINDOW = 10.0  # seconds over which the rate is averaged
 NARROWEST, WIDEST = 8, 32  # characters of the bar
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 class Meter:
     def __init__(self, what: str, total: int, done: int, now: float) -> None:
-        """`done` bytes were there before."""
+        """Start at `now`, with `done` bytes from an earlier download."""
         self.what, self.total, self.done = what, total, done
         self._marks = deque([(now, done)])
 
@@ -17,7 +17,7 @@ class Meter:
         return f"{self.what}: {self._figures(now)}"
 
     def bar(self, now: float, columns: int) -> str:
-        """The figures with a bar before them, where there is room for one."""
+        """Return the figures, after a bar if the columns suffice for one."""
         figures = self._figures(now)
         width = min(columns - len(figures) - len("[] "), WIDEST)
         if width < NARROWEST:
@@ -33,7 +33,7 @@ class Meter:
         return 100 * self.done // self.total if self.total else 100
 
     def _pace(self, now: float) -> list[str]:
-        """Nothing before there is something to go by."""
+        """Return rate and time left, or nothing while the rate is not known."""
         rate = self._rate(now)
         if rate <= 0 or self.done >= self.total:
             return []
@@ -48,7 +48,7 @@ class Meter:
 
 
 def amount(size: float) -> str:
-    """Bytes as people write them: 512 B, 1.3 GB."""
+    """Format a number of bytes: 512 B, 1.3 GB."""
     for unit, name in UNITS:
         if size >= unit:
             return f"{size / unit:.1f} {name}"
@@ -56,7 +56,7 @@ def amount(size: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """0:09, 12:34, 1:02:03."""
+    """Format a duration: 0:09, 12:34, 1:02:03."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,6 +1,6 @@
-"""The model to serve: where its files are, and whether those that a server needs are there.
+"""Lookup of the model to serve: its folder, and whether the files that a server needs are complete.
 
-Knows the layout of folders. Of what is in the files it knows one thing: an index names files of weights.
+Of the files, only the index of the weights is parsed.
 """
 
 import json
@@ -21,23 +21,23 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 class Missing(ValueError):
-    """It is not on this machine, or not all of it, and the Hub may have it."""
+    """The model is not on this machine, or not completely, but may be at the Hub."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     name: str  # as the user gave it
-    folder: str  # none for the simulated one
-    notice: str = ""  # what users should know of it
-    settings: Mapping[str, Any] = field(default_factory=dict)  # that it has unless users choose others
+    folder: str  # empty for the simulated model
+    notice: str = ""  # a note to users
+    settings: Mapping[str, Any] = field(default_factory=dict)  # its own defaults
 
 
 DEMO, SIMULATED = "weft/demo", "weft/simulated"
-# What comes with weft. A folder of such a name is meant as ./weft/demo.
+# Built-in models. A folder of such a name must be given as ./weft/demo.
 BOX = {model.name: model for model in (
     Model(DEMO, str(Path(__file__).parent / "demo" / "model"),
           "a demo model with 4 million parameters; its facts are often wrong",
-          # It says the same on every machine, and what is tried in passing should be light: a cache of 160 MiB.
+          # float32, so that answers are the same on every machine; a cache of only 160 MiB, for a quick try.
           {"dtype": "float32", "max_batch_total_tokens": 32_768,
            "adapters": True, "adapter_source": "local", "adapter_root": str(Path(__file__).parent / "demo/adapters")}),
     Model(SIMULATED, "", "no model: made-up words, at the speed of a real one"),
@@ -45,8 +45,7 @@ BOX = {model.name: model for model in (
 
 
 def find_model(name: str, revision: str, cache: Path) -> Model:
-    """What comes with weft, or a folder of that name, or else the model of that name in the Hub's cache. Raises
-    ValueError."""
+    """Return a built-in model, or a folder of that name, or else a model in the Hub's cache. Raises ValueError."""
     if name in BOX:
         return BOX[name]
     if not name:
@@ -63,7 +62,7 @@ def find_model(name: str, revision: str, cache: Path) -> Model:
 
 
 def cached(name: str, revision: str, cache: Path) -> Path:
-    """The snapshot of a revision, if it is whole. Raises Missing, or ValueError for what can be no name at the Hub."""
+    """Return the complete snapshot of a revision. Raises Missing, or ValueError for an invalid name or revision."""
     if not HUB_NAME.fullmatch(name):
         raise ValueError(f"there is no folder {name}")
     check_revision(revision)
@@ -93,7 +92,7 @@ def check_files(folder: Path) -> None:
 
 
 def check_names(names: Collection[str], where: str) -> None:
-    """Whether these can be the files of a model that a server can read."""
+    """Raise ValueError unless `names` include a config, safetensors weights and a fast tokenizer."""
     if "config.json" not in names:
         raise ValueError(f"{where} has no config.json, so it is not the folder of a model as the Hub has it")
     if not any(fnmatch(name, "*.safetensors") for name in names):
@@ -112,7 +111,7 @@ def without_safetensors(names: Collection[str]) -> str:
 
 
 def promised(index: Path) -> set[str]:
-    """The files that an index names. What is wrong with one the shards say, who read it whole."""
+    """Return the files that an index names, none if it is invalid: the shards read it fully and report errors."""
     try:
         return {name for name in json.loads(index.read_bytes())["weight_map"].values() if isinstance(name, str)}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -1,4 +1,4 @@
-"""When to ask the Hub again, and after which pause. Knows not what is asked."""
+"""Retry policy of requests to the Hub."""
 
 from collections.abc import Callable, Sequence
 from threading import Event
@@ -7,13 +7,13 @@ from typing import TypeVar
 from launcher.hub import Unreachable
 
 PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds
-AT_FIRST = 1  # so many of them for a Hub from which nothing was heard yet: somebody waits for the server to start
-LONGEST = 60.0  # seconds, whatever the Hub asks for
+AT_FIRST = 1  # maximum retries before the Hub's first response: the user waits for the server to start
+LONGEST = 60.0  # maximum seconds of a pause that the Hub asks for
 Answer = TypeVar("Answer")
 
 
 class Patience:
-    """For one file or question. It ends after some failures in a row, or when all is to stop."""
+    """Retries of one file or request, until there are too many failures in a row or `stopped` is set."""
 
     def __init__(self, stopped: Event, tell: Callable[[str], None], pauses: Sequence[float]) -> None:
         self._stopped, self._tell, self._pauses = stopped, tell, pauses
@@ -21,11 +21,11 @@ class Patience:
         self._heard = False
 
     def renew(self) -> None:
-        """Something came."""
+        """Reset the number of failures, since data has arrived."""
         self._heard, self._num_failures = True, 0
 
     def wait(self, error: Unreachable) -> None:
-        """Until it makes sense to ask again; raises the error when it does not any more."""
+        """Wait until the next retry. Raises the error if there is none."""
         self._heard |= error.heard
         pauses = self._pauses if self._heard else self._pauses[:AT_FIRST]
         if self._num_failures == len(pauses) or self._stopped.is_set():

@@ -1,4 +1,4 @@
-"""Which child processes a server consists of, as plain data. Starts nothing and opens nothing."""
+"""Child processes of a server, as plain data. Nothing is started or opened here."""
 
 import json
 import sys
@@ -21,19 +21,19 @@ class Child:
     name: str
     program: tuple[str, ...]
     settings: dict[str, Any]
-    environment: Mapping[str, str] = field(default_factory=dict)  # beside what it inherits
+    environment: Mapping[str, str] = field(default_factory=dict)  # in addition to the inherited variables
 
     def command(self, **inherited: int) -> tuple[str, ...]:
-        """The whole command line; `inherited` names the descriptors that the child is born with."""
+        """Return the command line; `inherited` are file descriptors, passed as settings of these names."""
         return (*self.program, json.dumps(self.settings | inherited))
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterStore:
-    """What the process that keeps adapters is told. The router starts it when the first one is asked for."""
+    """Settings of the adapter store's process, which the router starts when an adapter is first requested."""
 
     store: str  # the folder
-    root: str  # below which are those of the source `local`
+    root: str  # root folder of the source `local`, or ""
     most_bytes: int
     endpoint: str
     client: str
@@ -52,28 +52,34 @@ class AdapterStore:
 class Plan:
     shards: tuple[Child, ...]
     router: Child
-    folder: str  # for what lasts as long as the server
+    folder: str  # temporary folder of this server
 
     def generation(self, number: int) -> tuple[Child, ...]:
-        """The shards of one start of the group. They meet at a file where no earlier group has left its traces."""
+        """Return the shards of start `number`, with a rendezvous file that no earlier start has used."""
         meeting_point = f"{self.folder}/meeting-{number}"
         return tuple(replace(child, settings=child.settings | {"meeting_point": meeting_point})
                      for child in self.shards)
 
 
 def python_module(name: str) -> tuple[str, ...]:
-    """-P keeps the user's current folder out of the child's imports: it may hold a `router` or a `shard.py` as well."""
+    """Return the command that runs a module.
+
+    -P keeps the user's current folder out of the child's imports: it may hold a `router` or a `shard.py` as well.
+    """
     return (sys.executable, "-P", "-m", name)
 
 
 def make_plan(router: RouterConfig, shard: ShardConfig, num_shard: int, folder: str, model: Model, *,
               environment: Mapping[str, str], record_folder: str = "", adapters: AdapterStore | None = None,
               logs: Logs = AS_EVER, traces: Traces = UNTRACED) -> Plan:
-    """One shard per rank, each with a socket in `folder` and `environment` beside what it inherits, and the router that
-    drives them and writes recordings to `record_folder`."""
+    """Return the plan of a server: one shard per rank, and the router that drives them.
+
+    Each shard has a socket in `folder`, and `environment` in addition to the inherited variables. The router writes
+    recordings to `record_folder`.
+    """
     config = asdict(router)
-    # Whoever lists processes sees arguments, not environments. The router starts other programs while it speaks gRPC,
-    # which would else say that it could not prepare for that.
+    # Secrets are passed as variables, since other users can read the arguments of a process. gRPC's fork support is off
+    # because it would log warnings when the router starts other programs.
     variables = {"GRPC_ENABLE_FORK_SUPPORT": "0", API_KEY: config.pop("api_key"),
                  **({HUB_TOKEN: adapters.token} if adapters else {})}
     shards = [replace(shard, rank=rank, world_size=num_shard, socket=f"unix:{folder}/shard-{rank}.sock",

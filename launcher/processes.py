@@ -1,6 +1,7 @@
-"""The child processes of one server: started, kept alive, stopped in order. Knows no flags and nothing of their work.
+"""Supervisor of one server's child processes: starts them, restarts them, and stops them in order.
 
-A child says on a pipe that it is ready, and another pipe, which nobody writes to, tells it when we are gone.
+A child reports on a pipe that it is ready. Another pipe, to which no data is written, closes when the launcher ends, so
+that the child ends too.
 """
 
 import asyncio
@@ -20,57 +21,60 @@ from launcher.plan import Child, Plan
 from launcher.progress import Display
 from launcher.voice import PLAIN, Voice
 
-MARGIN = 5.0  # seconds for a child to leave, beyond those in which it may finish its work
+MARGIN = 5.0  # seconds for a child to exit, in addition to those for finishing its work
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 BROKEN = "broken"
-STDERR = 2  # where children talk, whatever they print on stdout
+STDERR = 2  # children write to stderr only, also what they print on stdout
 
 
 class Failed(Exception):
     """The server cannot start; the message is the one line that the user reads."""
 
-    code = 1  # with which the launcher exits
+    code = 1  # the launcher's exit code
 
 
 class Misconfigured(Failed):
-    """The server cannot start until a setting, the model or the machine is another: to start it again is in vain."""
+    """The server cannot start until a setting, the model or the machine changes: a restart does not help."""
 
     code = 2
 
 
 class GaveUp(Failed):
-    """The server cannot go on."""
+    """The server cannot continue, since its children died too often."""
 
     code = 70
 
 
 def ignore(_: str) -> None:
-    """Nobody listens."""
+    """Do nothing."""
 
 
 class Process:
-    """One child that was started."""
+    """A child process that was started."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, lines: asyncio.StreamReader,
                  display: Display, on_broken: Callable[[str], None]) -> None:
         self.name = name
         self.lines = lines
-        self.told: dict[str, Any] = {}  # beside that it is ready
+        self.told: dict[str, Any] = {}  # the JSON of its ready message
         self._display = display
         self._on_broken = on_broken
         self.ended = asyncio.create_task(process.wait())
-        self.ready = asyncio.create_task(self._hear())  # False: it ended before it was
+        self.ready = asyncio.create_task(self._hear())  # False if the child ended before it was ready
         self._process = process
-        self._cause = ""  # what the child itself gave as the reason why it cannot start
+        self._cause = ""  # why it cannot start, as reported by the child itself
 
     @classmethod
     async def start(cls, child: Child, display: Display, on_broken: Callable[[str], None] = ignore,
                     **inherited: int) -> "Process":
-        """`on_broken` hears why the child says that others do not work. `inherited` are the descriptors that it is born
-        with, beside its pipe for lines."""
+        """Start a child.
+
+        `on_broken` is called with the reason if the child reports that other processes do not work. `inherited` are
+        file descriptors passed to the child, in addition to its pipe for messages.
+        """
         lines, write = await pipe()
         try:
-            # A process group of its own, so that Ctrl-C reaches the child only through us, in order.
+            # A process group of its own, so that Ctrl-C reaches the child only through the launcher, in order.
             process = await asyncio.create_subprocess_exec(
                 *child.command(ready_fd=write, **inherited), pass_fds=(write, *inherited.values()),
                 stdin=subprocess.DEVNULL, stdout=STDERR, process_group=0,
@@ -96,7 +100,7 @@ class Process:
         return False
 
     async def last_line(self) -> None:
-        """Hears all that a child says which is ready, to the end."""
+        """Read the messages of a child that is ready until it closes its pipe."""
         async for line in self.lines:
             word, _, rest = line.decode().strip().partition(" ")
             if word == BROKEN:
@@ -107,12 +111,15 @@ class Process:
             self._process.send_signal(number)
 
     def failure(self) -> Failed:
-        """Why the server cannot start without this child. One that gave a reason knows whether that will pass."""
+        """Return the error of a child that ended before it was ready.
+
+        It is Misconfigured if the child reported a cause and its exit code means that a restart does not help.
+        """
         is_lasting = self._cause and self.ended.result() == Misconfigured.code
         return (Misconfigured if is_lasting else Failed)(self.how())
 
     def how(self) -> str:
-        """How the child ended."""
+        """Return a description of how the child ended."""
         code = self.ended.result()
         if self._cause:
             return f"{self.name}: {self._cause}"
@@ -120,7 +127,7 @@ class Process:
 
 
 async def pipe() -> tuple[asyncio.StreamReader, int]:
-    """A pipe whose reading end closes by itself once all writers are gone."""
+    """Return the two ends of a pipe; the reading end closes by itself once all writing ends are closed."""
     read, write = os.pipe()
     lines = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(lines)
@@ -129,7 +136,7 @@ async def pipe() -> tuple[asyncio.StreamReader, int]:
 
 
 async def all_ready(processes: Sequence[Process]) -> bool:
-    """False as soon as one has ended instead: the others may be waiting for it."""
+    """Wait until all are ready. Return False as soon as one has ended instead: the others may wait for it."""
     for ready in asyncio.as_completed([process.ready for process in processes]):
         if not await ready:
             return False
@@ -142,7 +149,7 @@ async def first_end(processes: Sequence[Process]) -> Process:
 
 
 async def end_all(processes: Sequence[Process], seconds: float) -> None:
-    """Ask the processes to end, and after so many seconds make them."""
+    """Terminate the processes, and kill those that have not ended after `seconds`."""
     for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, None)):
         for process in processes:
             process.send(number)
@@ -154,18 +161,18 @@ async def end_all(processes: Sequence[Process], seconds: float) -> None:
 
 
 class Server:
-    """The processes of a plan while it is served. Shards live and die together; the router is replaced alone."""
+    """Running processes of a plan. All shards are restarted together; the router is restarted alone."""
 
     def __init__(self, plan: Plan, listener: socket.socket, parent_fd: int, on_ready: Callable[[dict[str, Any]], None],
                  *, display: Display, voice: Voice = PLAIN, pauses: Sequence[float] = PAUSES) -> None:
-        """`on_ready` hears once what the router told of what it serves."""
+        """Prepare a server; `on_ready` is called once, with the router's ready message."""
         self._plan = plan
         self._listener = listener
         self._parent_fd = parent_fd
         self._on_ready = on_ready
         self._display = display
         self._voice = voice
-        # Whatever became of the shards, the first router that dies is replaced at once: it costs little.
+        # Deaths of shards do not count for the router, whose first restart has no pause: it costs little.
         self._deaths_of_shards, self._deaths_of_router = Deaths(pauses), Deaths((0.0, *pauses))
         self._shards: list[Process] = []
         self._router: list[Process] = []  # one, or none yet
@@ -173,7 +180,7 @@ class Server:
         self._serving = False
 
     async def keep(self) -> None:
-        """Start everything and replace what dies; ends only by being cancelled or with Failed."""
+        """Start all processes and restart those that die; ends only when cancelled, or with Failed."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_shards())
@@ -187,7 +194,7 @@ class Server:
                 self._shards.append(await Process.start(child, self._display, parent_fd=self._parent_fd))
             if await all_ready(self._shards):
                 self._loaded.set()
-                if self._serving:  # the router that is there says nothing of the rest
+                if self._serving:  # the router is running already, so no warm-up of it is shown
                     self._display.end()
                 else:
                     self._display.hear("router", "warm-up", 0, 0)
@@ -199,7 +206,7 @@ class Server:
             await self._mourn(dead, "all shards", self._deaths_of_shards)
 
     async def _keep_router(self) -> None:
-        """It is there from the beginning: who asks how far the shards are shall be told."""
+        """Run the router and restart it. It starts together with the shards, to report their progress to clients."""
         while True:
             router = await Process.start(
                 self._plan.router, self._display, self._kill_shards, parent_fd=self._parent_fd,
@@ -211,7 +218,7 @@ class Server:
             await self._mourn(await first_end(self._router), "the router", self._deaths_of_router)
 
     def _serve(self) -> None:
-        """As soon as all are ready; told once."""
+        """End the progress display once all processes are ready, and call `on_ready` the first time."""
         routers = self._ready_routers()
         if not (self._loaded.is_set() and routers):
             return
@@ -221,15 +228,15 @@ class Server:
             self._on_ready(routers[0].told)
 
     def _kill_shards(self, why: str) -> None:
-        """The router is the judge of shards that live and do not work; that they are dead is noticed as ever."""
+        """Kill shards that are alive but do not work, as reported by the router; `_keep_shards` restarts them."""
         if not self._loaded.is_set():
-            return  # they are being replaced already: those that are there now are not meant
+            return  # the shards are being restarted already: the report is about the previous ones
         self._voice.warn(f"the shards do not work: {why}")
         for shard in self._shards:
             shard.send(signal.SIGKILL)
 
     async def _mourn(self, dead: Process, replaced: str, deaths: Deaths) -> None:
-        """Wait as long as a replacement should wait; raise when there shall be none."""
+        """Wait before a restart. Raises Failed if nothing was served yet, GaveUp after too many deaths."""
         self._display.end()
         if not self._serving:
             raise dead.failure()
@@ -240,14 +247,17 @@ class Server:
         await asyncio.sleep(pause)
 
     async def stop(self, seconds: float) -> None:
-        """The router may use so many seconds to finish its requests; the shards leave after it."""
+        """Stop the router, which has `seconds` to finish its requests, and after it the shards."""
         self._display.end()
         self._listener.close()
         await end_all(self._router, seconds + MARGIN)
         await end_all(self._shards, MARGIN)
 
     def record(self) -> None:
-        """Have the router write down its last minutes. One that is starting would not survive being asked."""
+        """Signal the router to write a recording of its last minutes.
+
+        A router that is still starting has no handler for the signal yet and would die of it.
+        """
         for router in self._ready_routers():
             router.send(signal.SIGUSR1)
 
@@ -260,12 +270,12 @@ class Server:
 
 
 def bind(hostname: str, port: int) -> socket.socket:
-    """A socket that refuses clients until a router listens on it, and lets them wait while a router is replaced."""
+    """Return a bound socket: it refuses clients until a router listens on it, and holds them during a restart."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(hostname, port, type=socket.SOCK_STREAM)[0]
         return bound(socket.socket(family, kind), address)
     except OSError as error:
-        failed = Misconfigured if isinstance(error, PermissionError) else Failed  # whoever has the port may leave it
+        failed = Misconfigured if isinstance(error, PermissionError) else Failed  # a used port may become free
         raise failed(f"cannot listen on {hostname}:{port} ({error.strerror}); choose another port with --port or "
                      "another address with --hostname") from error
 
@@ -290,7 +300,7 @@ async def serve(plan: Plan, listener: socket.socket, on_ready: Callable[[dict[st
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, server.record)
     await asyncio.wait([keep])
     if not keep.cancelled():
-        os.close(held_open)  # what requests would need to be finished is not coming back: the router tells them at once
+        os.close(held_open)  # requests cannot be finished without these processes: the router fails them at once
         await server.stop(0.0)
         os.close(parent_fd)
         keep.result()

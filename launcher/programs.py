@@ -1,7 +1,4 @@
-"""Commands that are programs of their own: what is given goes to them, and they end as they end. One with a command
-line of its own takes our place, another is a child.
-
-Knows none of them by what it does.
+"""Subcommands implemented by other modules: bench and study by exec, the others as a child whose exit code is returned.
 """
 
 import json
@@ -36,14 +33,14 @@ def chat_command(
         temperature: Annotated[float | None, Parameter(help="0 always takes the likeliest token.")] = None,
         seed: Annotated[int | None, Parameter(help="The same seed gives the same answers.")] = None,
         api_key: Key = "") -> None:
-    """Chat with a served model in this terminal, or ask it what comes on standard input, a question on each line."""
+    """Chat with a served model in this terminal, or send it each line of standard input as a question."""
     with left_to_the_child(signal.SIGINT):
         run_module("router.http.client", {API_KEY: api_key}, url=url, model=model, system=system,
                    max_tokens=max_tokens, temperature=temperature, seed=seed)
 
 
 def list_adapters(*, url: Server = LOCAL, api_key: Key = "", as_json: AsJson = False) -> None:
-    """The adapters that a server knows, and how things are with them."""
+    """List the adapters of a server and their status."""
     run_module(ADAPTERS, {API_KEY: api_key}, do="ls", url=url, as_json=as_json)
 
 
@@ -53,7 +50,7 @@ def load_adapter(
         alias: Annotated[str, Parameter(help="What requests may call it, too.")] = "",
         token: Annotated[str, Parameter(help="Token for its source, where it is private.", env_var=ADAPTER_TOKEN)] = "",
         api_key: Key = "", as_json: AsJson = False) -> None:
-    """Have a server fetch an adapter anew and load it, and wait until it is there."""
+    """Fetch an adapter from its source again and load it on a server; waits until it is loaded."""
     run_module(ADAPTERS, {API_KEY: api_key, ADAPTER_TOKEN: token}, do="load", url=url, adapter=adapter, source=source,
                alias=alias, as_json=as_json)
 
@@ -61,7 +58,7 @@ def load_adapter(
 def unload_adapter(
         adapter: Annotated[str, Parameter(help="As its source names it, or its alias.")], *, url: Server = LOCAL,
         api_key: Key = "", as_json: AsJson = False) -> None:
-    """Have a server forget an adapter; it leaves as soon as nobody needs it."""
+    """Remove an adapter from a server; it is unloaded as soon as no request uses it."""
     run_module(ADAPTERS, {API_KEY: api_key}, do="unload", url=url, adapter=adapter, as_json=as_json)
 
 
@@ -74,12 +71,12 @@ def adapters_app() -> App:
 
 
 def replay_command(file: Annotated[str, Parameter(help="Recording, as the router wrote it.")]) -> None:
-    """Play a recording again: does the scheduler decide the same? Ends with 1 if not, and says where."""
+    """Replay a recording and compare the scheduler's decisions. Exits with 1 and the position if they differ."""
     run_module("router.replay", file=os.path.abspath(file))
 
 
 def simulate_command(trace: Trace, *, like: Like = "", seed: Seed = 0, **settings: Any) -> None:
-    """What a recorded load would feel like under other settings, which are given as flags."""
+    """Simulate a recorded load under other settings, which are given as flags, and report the latencies."""
     run_module("router.simulate", trace=trace, like=like, seed=seed, settings=settings)
 
 
@@ -91,7 +88,7 @@ def tune_command(
 
 
 def bench_command(*words: Words) -> None:
-    """Put a load on a server and tell what it felt like, compare two, or drive shards without a router (--shard)."""
+    """Measure a server under load, compare two servers, or drive shards without a router (--shard)."""
     run_words("benchmarks.bench", words)
 
 
@@ -102,7 +99,10 @@ def study_command(*words: Words) -> None:
 
 @contextmanager
 def left_to_the_child(number: signal.Signals) -> Iterator[None]:
-    """A signal from the terminal reaches both of us. A handler, unlike an ignored signal, is not inherited."""
+    """Ignore a signal in this process only: the terminal sends it to the child as well.
+
+    A handler that does nothing is used because, unlike SIG_IGN, the child does not inherit it.
+    """
     before = signal.signal(number, lambda *_: None)
     try:
         yield
@@ -111,12 +111,15 @@ def left_to_the_child(number: signal.Signals) -> Iterator[None]:
 
 
 def run_words(name: str, words: Sequence[str]) -> NoReturn:
-    """A program with a command line of its own takes our place."""
+    """Replace this process by a module that has its own command line."""
     command = [*python_module(name), *words]
     os.execv(command[0], command)
 
 
 def run_module(name: str, secrets: Mapping[str, str] | None = None, /, **order: Any) -> NoReturn:
-    """What is secret goes by variables: whoever lists processes sees arguments."""
+    """Run a module as a child and exit with its code.
+
+    Secrets are passed as variables, since other users can read the arguments of a process.
+    """
     command, environment = [*python_module(name), json.dumps(order)], {**os.environ, **(secrets or {})}
     raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)

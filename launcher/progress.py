@@ -1,5 +1,6 @@
-"""How far children are with their start, for whoever waits: a line that is redrawn on a terminal, or in a log a line
-now and then. A short start leaves no trace in a log. Knows no child and nothing of their work.
+"""Startup progress of the children: a line that is redrawn on a terminal, or a log line every few seconds.
+
+A start shorter than that interval logs nothing.
 """
 
 import asyncio
@@ -7,12 +8,12 @@ import asyncio
 from launcher.voice import Out
 
 PHASES = ("load", "check", "warm-up")
-REDRAW, REPEAT = 0.1, 5.0  # seconds between two looks, on a terminal and in a log
-WIDTH = 40  # a line of a child's log, which may be written over ours, is longer
+REDRAW, REPEAT = 0.1, 5.0  # seconds between two updates, on a terminal and in a log
+WIDTH = 40  # shorter than any log line of a child, which may overwrite the progress line
 
 
 class Start:
-    """What the children told so far. Without a clock."""
+    """Latest progress that each child has reported, by phase."""
 
     def __init__(self) -> None:
         self._told: dict[str, dict[str, tuple[int, int]]] = {}  # phase, child: done, total
@@ -22,7 +23,7 @@ class Start:
 
     @property
     def phase(self) -> str:
-        """The last one that anybody has reached; "" when nobody has."""
+        """Latest phase that any child has reached; "" before the first report."""
         return max(self._told, key=place, default="")
 
     def __str__(self) -> str:
@@ -38,7 +39,7 @@ class Display:
         self._out = out
         self._redraws = out.isatty()
         self._start = Start()
-        self._said = ""  # the phase of the last line
+        self._said = ""  # the phase of the last line written
         self._timer: asyncio.TimerHandle | None = None
 
     def hear(self, child: str, phase: str, done: int, total: int) -> None:
@@ -49,7 +50,7 @@ class Display:
             self._say()
 
     def end(self) -> None:
-        """Nothing is under way any more."""
+        """Stop the display, clear its line and drop all progress."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -67,7 +68,7 @@ class Display:
 
     def _say(self) -> None:
         self._said = self._start.phase
-        # The cursor stays at the beginning, so that what a child says takes the place of what is no longer true.
+        # The cursor stays at the beginning of the line, so that a child's log line overwrites outdated progress.
         self._write(f"{self._start!s:{WIDTH}}\r" if self._redraws else f"{self._start}\n")
 
     def _write(self, text: str) -> None:
@@ -76,5 +77,5 @@ class Display:
 
 
 def place(phase: str) -> int:
-    """In the order in which a server starts; what we do not know comes last."""
+    """Return the index of a phase in the order of a server's start; an unknown phase is last."""
     return PHASES.index(phase) if phase in PHASES else len(PHASES)

@@ -1,7 +1,4 @@
-"""Where a download shows how far it is: one line that is drawn again on a terminal, a line now and then elsewhere.
-
-Knows not what it shows.
-"""
+"""Output of a download's progress: one line that is redrawn on a terminal, a line every few seconds elsewhere."""
 
 import shutil
 from collections.abc import Callable
@@ -15,13 +12,15 @@ CLEAR = "\r\x1b[K"
 
 
 class Screen:
-    """Threads may talk at the same time, and say the same one after the other. `quiet`: what is said is shown, how far
-    it is is not."""
+    """Thread-safe output of messages and progress. `quiet` hides the progress, not the messages.
+
+    A message equal to the last one is dropped, since several threads may report the same.
+    """
 
     def __init__(self, target: Out, clock: Callable[[], float], *, quiet: bool) -> None:
         self._target, self._clock, self._quiet = target, clock, quiet
         self._redraws = target.isatty()
-        self._drawn = False  # the cursor stands behind a bar
+        self._drawn = False  # whether the last output was a bar
         self._last = clock()
         self._last_said = ""
         self._alone = Lock()
@@ -34,7 +33,7 @@ class Screen:
                 self._last_said = text
 
     def begin(self, meter: Meter) -> None:
-        """A line that says what has begun; a bar shows figures only."""
+        """Print a line that names the download, since a bar shows figures only."""
         if not self._quiet:
             self.say(meter.line(self._clock()))
 

@@ -1,6 +1,6 @@
-"""All settings of a server as one list, made from the fields of the config dataclasses, with their names outside.
+"""All settings of a server as one list, made from the fields of the config dataclasses, with flags and variables.
 
-Command line and configuration page are two renderings of it. Knows no setting by its meaning.
+The command line and the configuration page are both generated from this list.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ FOREIGN_VARIABLES = frozenset({
     "HOSTNAME",   # shells and containers set it to the name of the machine
     "WEFT_PORT",  # Kubernetes sets it, to a URL, for every pod beside a service called weft
 })
-POSITIONAL = ("model_id",)  # may stand without their flag, in this order
+POSITIONAL = ("model_id",)  # may be given without their flag, in this order
 ALIASES: Mapping[str, tuple[str, ...]] = {"num_shard": ("--num-shards",), "port": ("-p",)}
 GIVEN_BY_LAUNCHER = frozenset({"socket", "rank", "world_size", "ready_fd", "parent_fd", "step_log", "simulated",
                                "model", "meeting_point", "memory", "progress", "logs", "traces", "adaptable"})
@@ -55,7 +55,7 @@ class LaunchConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        Traces(self.otlp_endpoint)  # refuses what is no address
+        Traces(self.otlp_endpoint)  # raises ValueError for an invalid address
 
     @property
     def logs(self) -> Logs:
@@ -68,7 +68,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting as the world sees it. `name` is the field's, after the prefix that tells its group from others."""
+    """One setting as users see it. `name` is the field's name with the prefix of its group."""
 
     name: str
     type: Any
@@ -80,7 +80,7 @@ class Setting:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Environment variables that give the setting, the first one that is set counts."""
+        """Environment variables of the setting; the first one that is set is used."""
         names = [f"WEFT_{self.name.upper()}"] + [self.name.upper()] * (self.name in TGI_FLAGS)
         return tuple(name for name in names if name not in FOREIGN_VARIABLES)
 
@@ -100,7 +100,7 @@ GROUPS: Mapping[str, tuple[Setting, ...]] = {
 
 
 def make_configs(given: Mapping[str, Any]) -> tuple[LaunchConfig, RouterConfig, ShardConfig]:
-    """The configs from the settings that were given, by name; raises ValueError for a value out of bounds."""
+    """Return the configs for the given settings, by name. Raises ValueError for a value out of bounds."""
     def chosen(config: Any, prefix: str = "") -> dict[str, Any]:
         return {item.field.name: given[item.name] for item in settings_of(config, prefix) if item.name in given}
 

@@ -1,7 +1,4 @@
-"""One file of the Hub into the cache: from where an earlier start was cut off, checked, whole or not at all.
-
-Knows not what the file is for.
-"""
+"""Download of one file from the Hub into the cache: resumed, checked, and visible only when complete."""
 
 import hashlib
 import os
@@ -20,13 +17,16 @@ SHA256, GIT = 64, 40  # digits
 
 
 class NotDownloaded(Exception):
-    """Why, in the one line that the user reads."""
+    """The download failed; the message is the one line that the user reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Files of one commit. `count` hears of bytes that came, of fewer than none if some were of no use, and `on_wait`
-    that somebody else downloads the same."""
+    """Downloads of the files of one commit.
+
+    `count` is called with numbers of received bytes, negative if some are discarded, and `on_wait` before waiting for
+    another process that downloads the same file.
+    """
 
     hub: Hub
     kept: Kept
@@ -37,7 +37,10 @@ class Transfer:
     count: Callable[[int], None]
 
     def bring(self, file: RemoteFile) -> None:
-        """Has the file in the cache. What others download at the same time is waited for and counted."""
+        """Download the file into the cache, if it is not there.
+
+        A concurrent download by another process is waited for, and its bytes are counted.
+        """
         before = self.kept.size_so_far(file.etag, file.size)
         if self.kept.has(file.etag, file.size):
             return
@@ -50,7 +53,7 @@ class Transfer:
     def _complete(self, file: RemoteFile) -> None:
         path = self.kept.beginning(file.etag)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b", buffering=0) as target:  # whenever we end, what came is in the file
+        with path.open("a+b", buffering=0) as target:  # unbuffered: received bytes survive a kill
             content = Content(target, file, self.count)
             self._receive(file, content)
             os.fsync(target.fileno())
@@ -81,7 +84,7 @@ class Transfer:
 
 
 class Content:
-    """What there is of a file, and its checksum so far."""
+    """Partial download of a file, and its checksum so far."""
 
     def __init__(self, target: FileIO, file: RemoteFile, count: Callable[[int], None]) -> None:
         self.file = file
@@ -100,7 +103,7 @@ class Content:
         self._count(len(piece))
 
     def wrong(self) -> str:
-        """What is wrong with it, if anything is. What git does not name by its content is judged by its size."""
+        """Return a description of the damage, or "". A file whose ETag is no checksum is checked by size only."""
         if self.size != self.file.size:
             return f"{self.size:,} bytes instead of {self.file.size:,}"
         told = self._digest.hexdigest()
@@ -130,7 +133,10 @@ def checksummed(file: RemoteFile) -> bool:
 
 
 def new_digest(file: RemoteFile) -> Any:
-    """Git's names are those of the content behind a head; they were chosen for naming, and serve here for no more."""
+    """Return the hash that the ETag is compared with: git's blob hash or SHA-256.
+
+    Git's SHA-1, of a header and the content, detects damage here and is no protection against attacks.
+    """
     if len(file.etag) != GIT:
         return hashlib.sha256()
     return hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)

@@ -1,7 +1,4 @@
-"""How the launcher talks on stderr: lines for people, or a JSON object on each line for programs.
-
-Knows not what it says.
-"""
+"""Output of the launcher on stderr: plain lines, or one JSON object per line for programs."""
 
 import logging
 import sys
@@ -14,7 +11,7 @@ NAME = "launcher"
 
 
 class Out(Protocol):
-    """A stream of text, as far as it is written to."""
+    """Text stream that can be written to."""
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> object: ...
@@ -34,14 +31,14 @@ class Voice:
         self.say(text, logging.WARNING)
 
     def greet(self, banner: str) -> None:
-        """Lines on stdout: who has the server run in a terminal reads them, and a program waits for them."""
+        """Print the banner on stdout, for users at a terminal and for programs that wait for it; log it as JSON."""
         if self._as_json:
             self.say(banner)
         else:
             print(banner, flush=True)
 
     def screen(self) -> Out:
-        """For what makes its lines itself."""
+        """Return a stream for output that is formatted elsewhere, such as progress lines."""
         return Lines(self.say) if self._as_json else sys.stderr
 
     def _object(self, text: str, level: int) -> str:
@@ -49,7 +46,7 @@ class Voice:
 
 
 class Lines:
-    """Where whole lines are written, each is said."""
+    """Stream that passes each written line to `say`."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say = say
@@ -59,10 +56,10 @@ class Lines:
             self._say(line.removeprefix("weft: "))
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: lines are not buffered."""
 
     def isatty(self) -> bool:
-        """It is a program that reads."""
+        """Return False: a program reads the output."""
         return False
 
 

@@ -1,6 +1,6 @@
-"""Buckets by boto3, which only those have who asked for it: pip install 'weft[s3]'. What it says, as our errors.
+"""S3 storage through boto3, an optional dependency: pip install 'weft[s3]'.
 
-Knows not what is in the buckets.
+Errors of boto3 become `Refused` or `Unreachable`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,10 @@ NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "CredentialRe
 
 
 def connect(environment: Mapping[str, str]) -> Storage:
-    """As the variables of AWS say, which boto3 reads itself, or at another address. Raises Refused."""
+    """Return a client of AWS, or of the endpoint that R2_ACCOUNT_ID or S3_ENDPOINT_URL names. Raises Refused.
+
+    boto3 itself reads the credentials from the variables of AWS.
+    """
     try:
         boto3, config, errors = (import_module(name) for name in ("boto3", "botocore.config", "botocore.exceptions"))
     except ModuleNotFoundError:
@@ -38,11 +41,11 @@ def connect(environment: Mapping[str, str]) -> Storage:
 
 class Buckets:
     def __init__(self, client: Any, errors: Any) -> None:
-        """boto3's client, and the module of its errors."""
+        """Wrap boto3's `client`; `errors` is the module botocore.exceptions."""
         self._client, self._errors = client, errors
 
     def list(self, bucket: str, prefix: str) -> Mapping[str, Entry]:
-        """No more than the first thousand."""
+        """Return the entries by key: at most the first 1,000, since only one page is read."""
         with self._understood(bucket, prefix):
             answer = self._client.list_objects_v2(Bucket=bucket, Prefix=prefix)
             return {found["Key"]: Entry(found["Size"], found["ETag"]) for found in answer.get("Contents", ())}
@@ -55,7 +58,7 @@ class Buckets:
 
     @contextmanager
     def _understood(self, bucket: str, key: str) -> Iterator[None]:
-        """What boto3 raises. Its own words stay out: they may show more than who asks should see."""
+        """Convert boto3's errors, without their messages: these may reveal more than the client should see."""
         what = called(f"s3://{bucket}/{key}")
         try:
             yield
@@ -71,7 +74,7 @@ class Buckets:
 
 
 def refusal(response: Mapping[str, Any], what: str) -> Exception:
-    """What the answer means."""
+    """Return the exception for an error response of S3."""
     code = str(response.get("Error", {}).get("Code", ""))
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     if code in MISSING:

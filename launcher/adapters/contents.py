@@ -1,7 +1,7 @@
-"""What an adapter consists of: two files, as peft writes them, and what follows from their bytes.
+"""Contents of an adapter: the two files that peft writes, their checks and their digest.
 
-Its digest is its name: the same bytes are the same adapter, wherever they come from. Only what can be seen without a
-model is checked here; the rest is checked by shards. Knows neither sources nor the store.
+The digest of the files identifies an adapter, whatever source it comes from. Only checks that need no model are done
+here; the shards do the others.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ TAG = b"weft adapter\0"
 PIECE = 2**20
 BASE = "base_model_name_or_path"
 DOWN, UP = re.compile(r"\.lora_(embedding_)?A\b"), re.compile(r"\.lora_(embedding_)?B\b")
-LEAST_RANK = 8  # that there is room for
-WIDTH = 4  # bytes of a number, at most, when it is loaded
+LEAST_RANK = 8  # shards round ranks up to a power of two, at least to this
+WIDTH = 4  # maximum bytes per element once loaded
 
 
 class Contents(NamedTuple):
     bytes: int  # of both files
-    takes: int  # bytes when it is loaded, at most
-    base: str  # the model that it was trained on, as it says itself
+    takes: int  # upper bound of the bytes that the loaded adapter takes
+    base: str  # the base model that its config names, or ""
 
 
 def digest_of(folder: Path) -> str:
@@ -44,7 +44,7 @@ def digest_of(folder: Path) -> str:
 
 
 def read_contents(folder: Path) -> Contents:
-    """Raises ValueError for what can be no adapter."""
+    """Read and check both files. Raises ValueError if they are no valid adapter."""
     sizes = {name: (folder / name).stat().st_size for name in FILES}
     check_sizes(sizes)
     base = read_base(folder)
@@ -57,7 +57,7 @@ def read_contents(folder: Path) -> Contents:
 
 
 def check_names(names: Collection[str], where: str) -> None:
-    """Whether these can be the files of an adapter that is served."""
+    """Raise Refused unless `names` include a config and safetensors weights."""
     if CONFIG not in names:
         raise Refused("invalid", f"{where} has no {CONFIG}, so it is no adapter as peft writes it")
     if WEIGHTS in names:
@@ -75,7 +75,7 @@ def check_sizes(sizes: Mapping[str, int]) -> None:
 
 
 def read_base(folder: Path) -> str:
-    """From the config, which is checked."""
+    """Check the config and return the name of the base model. Raises ValueError."""
     config = read_object((folder / CONFIG).read_bytes())
     if config.get("peft_type") != "LORA":
         raise ValueError(f"{CONFIG}: peft_type must be LORA, got {config.get('peft_type')!r:.50}")
@@ -96,7 +96,7 @@ def read_object(text: bytes) -> dict[str, Any]:
 
 
 def bytes_when_loaded(shapes: Mapping[str, Shape]) -> int:
-    """At most. All matrices of an adapter have the room that the one of the highest rank needs."""
+    """Return an upper bound. Every matrix of an adapter is padded to the slot size of the highest rank."""
     ranks = [shape[axis] for name, shape in shapes.items() if (axis := rank_axis(name, shape)) is not None]
     room = room_for(max(ranks, default=0))
     return sum(WIDTH * prod(room if place == rank_axis(name, shape) else size for place, size in enumerate(shape))
@@ -104,7 +104,7 @@ def bytes_when_loaded(shapes: Mapping[str, Shape]) -> int:
 
 
 def rank_axis(name: str, shape: Shape) -> int | None:
-    """Which of its dimensions is the rank."""
+    """Return the axis of a LoRA matrix that is its rank, or None for any other tensor."""
     if len(shape) != 2:
         return None
     return 0 if DOWN.search(name) else 1 if UP.search(name) else None

@@ -1,6 +1,7 @@
-"""Brings adapters from their sources into the store: some at once, the same one once, and no source waits for another.
+"""Fetching of adapters from their sources into the store.
 
-What a name stood for is remembered. Knows neither what a source is like nor what is in an adapter.
+Each source has its own thread pool, and concurrent requests for the same adapter share one fetch. For remote sources
+the digest that a name resolved to is remembered and reused.
 """
 
 import threading
@@ -15,16 +16,16 @@ from launcher.adapters.refused import Refused, called, understood
 from launcher.adapters.sighting import Sighting, Source
 from launcher.adapters.store import Store, Version
 
-AT_ONCE = 8  # fetches from one source
+AT_ONCE = 8  # maximum concurrent fetches per source
 
 
 class Fetched(NamedTuple):
     version: Version
-    private: bool  # somebody's token was needed to see it
+    private: bool  # whether a token was needed to read the adapter
 
 
 class Fetching:
-    """Close it to wait for what is under way."""
+    """Fetcher with one thread pool per source. `close` cancels queued fetches and waits for running ones."""
 
     def __init__(self, store: Store, sources: Mapping[str, Source]) -> None:
         self._store, self._sources = store, sources
@@ -34,7 +35,7 @@ class Fetching:
         self._lock = threading.Lock()
 
     def start(self, asked: Fetch) -> "Future[Fetched]":
-        """Its result, or Refused. Waits for nothing."""
+        """Return a future of the adapter, or of Refused, without waiting for the source."""
         if self._sources[asked.source].is_far and not asked.fresh and (found := self._remembered(asked)):
             done: Future[Fetched] = Future()
             done.set_result(found)
@@ -70,7 +71,7 @@ class Fetching:
             raise
 
     def _known(self, asked: Fetch) -> Fetched | None:
-        """Without the source."""
+        """Return what is known of a remote adapter without its source: from memory or from this machine's caches."""
         return (self._remembered(asked) or self._nearby(asked)) if self._sources[asked.source].is_far else None
 
     def _nearby(self, asked: Fetch) -> Fetched | None:
@@ -79,7 +80,10 @@ class Fetching:
             return Fetched(self._version(sighting), sighting.private) if sighting else None
 
     def _taken(self, asked: Fetch, sighting: Sighting) -> Fetched:
-        """And remembered. What a token was needed for is not public, or not any more."""
+        """Store the adapter and remember its digest.
+
+        If a token was needed, the adapter is not public, or no longer, so its entry without a token is dropped.
+        """
         version = self._version(sighting)
         if sighting.token:
             self._names.drop(known_by(asked.source, asked.name, ""))
@@ -106,7 +110,7 @@ class Fetching:
         return None
 
     def _forget(self, asked: Fetch, refused: Refused) -> None:
-        """What none of these tokens shows any more."""
+        """Drop the remembered digests if the source reports the adapter as missing or forbidden for all tokens."""
         if refused.kind in {"missing", "forbidden"}:
             for token in self._sources[asked.source].tokens(asked):
                 self._names.drop(known_by(asked.source, asked.name, token))

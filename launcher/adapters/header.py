@@ -1,7 +1,6 @@
-"""The header of a safetensors file, read as far as the store must know it: which tensors of which shapes there are.
+"""Parser of safetensors headers, for the names and shapes of the tensors.
 
-What is no such file is refused, with a ValueError. Shards read the header once more, and more strictly. Knows nothing
-of adapters.
+Raises ValueError for an invalid file. The shards parse the header again, and more strictly.
 """
 
 import json
@@ -10,14 +9,14 @@ from itertools import chain, pairwise
 from math import prod
 from typing import Any, BinaryIO, NamedTuple
 
-LENGTH = 8  # bytes of the number that says how long the header is
+LENGTH = 8  # bytes of the field that holds the header's length
 MOST_BYTES = 16 * 2**20
 MOST_DIMENSIONS = 16
-MOST_BITS = 2**66  # of a tensor, also of one that is empty
+MOST_BITS = 2**66  # per tensor, with empty dimensions counted as 1
 LONGEST_NAME = 512  # bytes
 METADATA = "__metadata__"
 FIELDS = {"dtype", "shape", "data_offsets"}
-WIDTHS = {  # bits of a number
+WIDTHS = {  # bits per element
     4: "F4", 6: "F6_E2M3 F6_E3M2", 8: "BOOL U8 I8 F8_E4M3 F8_E5M2 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
     16: "U16 I16 F16 BF16", 32: "U32 I32 F32", 64: "U64 I64 F64 C64"}
 BITS = {dtype: bits for bits, dtypes in WIDTHS.items() for dtype in dtypes.split()}
@@ -26,14 +25,14 @@ Shape = tuple[int, ...]
 
 
 class Place(NamedTuple):
-    """Of a tensor's numbers, counted from the end of the header."""
+    """Byte range of a tensor's data, counted from the end of the header."""
 
     begin: int
     end: int
 
 
 def read_shapes(file: BinaryIO, size: int) -> dict[str, Shape]:
-    """Of all tensors, by name. The file is read from its beginning and has `size` bytes."""
+    """Return the shapes of all tensors by name. `file` is at its beginning and has `size` bytes."""
     told = file.read(LENGTH)
     length, most = int.from_bytes(told, "little"), min(MOST_BYTES, size - LENGTH)
     if len(told) < LENGTH or not 2 <= length <= most:
@@ -65,7 +64,7 @@ def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_entry(name: str, entry: Mapping[str, Any]) -> None:
-    """As far as its names go."""
+    """Raise ValueError for an invalid name of a tensor, or for missing or unknown fields."""
     if not name or not name.isprintable() or len(name.encode()) > LONGEST_NAME:
         raise ValueError(f"the name of a tensor must have 1 to {LONGEST_NAME} bytes that can be printed, one is "
                          f"{name!a:.100}")
@@ -95,7 +94,7 @@ def read_place(name: str, entry: Mapping[str, Any], shape: Shape) -> Place:
 
 
 def check_places(places: list[Place], size: int) -> None:
-    """One begins where another ends, and the last one ends where the file does."""
+    """Raise ValueError unless the ranges cover the `size` bytes of data without gap or overlap."""
     order = sorted(places)
     ends = chain([Place(0, 0)], order, [Place(size, size)])
     if any(one.end != other.begin for one, other in pairwise(ends)):

@@ -1,8 +1,7 @@
-"""The source `hub`: adapters at the Hub, `org/name` or `org/name@revision`, downloaded into the store.
+"""Source `hub`: adapters at the Hub, `org/name` or `org/name@revision`, downloaded into the store.
 
-What anybody may read is asked for without a token, so that it is known of the rest that a token was needed. Without the
-Hub, what is on this machine stands for it. Knows not what stands in the files, but of the config, which is looked at
-before the weights are downloaded.
+Every adapter is first requested without a token, so that the use of a token shows that it is private. If the Hub cannot
+be reached, copies on this machine are used. The config is checked before the weights are downloaded.
 """
 
 import os
@@ -37,7 +36,7 @@ class Repository(NamedTuple):
 
 
 class Remote(NamedTuple):
-    """An adapter at the Hub, as it was seen with a token."""
+    """Adapter at the Hub at one commit, and the token that could read it."""
 
     hub: Hub
     token: str
@@ -47,13 +46,13 @@ class Remote(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HubSettings:
-    """How the Hub is reached, and what is kept of it."""
+    """Access to the Hub, and the folders of downloads."""
 
     endpoint: str
-    client: str  # what we call ourselves
-    offline: str  # the variable that forbids to connect
+    client: str  # the User-Agent
+    offline: str  # name of the variable that forbids connections, or ""
     downloads: Path
-    cache: Path  # of this user, which other programs fill
+    cache: Path  # the user's Hub cache, which other programs fill
     own_token: str = field(default="", repr=False)
 
 
@@ -62,7 +61,7 @@ class HubSource:
 
     def __init__(self, access: HubSettings, pauses: Sequence[float] = PAUSES) -> None:
         self._access, self._pauses = access, pauses
-        self._stopped = threading.Event()  # never: it ends with the process
+        self._stopped = threading.Event()  # never set: downloads end with the process
 
     def tokens(self, asked: Fetch) -> tuple[str, ...]:
         own = self._access.own_token if asked.own_token else ""
@@ -73,7 +72,7 @@ class HubSource:
         repository = read_name(asked.name)
         remote = self._asked(lambda: self._first_seen(repository, self.tokens(asked)))
         kept = Kept(self._access.downloads, repository.name)
-        if remote.token:  # it may have been public when it was downloaded
+        if remote.token:  # private now: `nearby` must not find a download from a time when it was public
             (kept.folder / "refs" / repository.revision).unlink(missing_ok=True)
         files = remote.files.values()
         try:
@@ -86,8 +85,11 @@ class HubSource:
             drop_unused([kept.blob(file.etag) for file in files])
 
     def nearby(self, asked: Fetch) -> Sighting | None:
-        """What was public when it was downloaded. What other programs have downloaded is for the operator alone, unless
-        the Hub is not to be asked at all."""
+        """Return a copy on this machine, or None.
+
+        Own downloads were public when they were downloaded. The user's Hub cache may hold private adapters, so it is
+        only used for the operator's own adapters (`own_token`), or if a variable forbids connections to the Hub.
+        """
         repository, offline = read_name(asked.name), bool(self._access.offline)
         if found := snapshot(self._access.downloads, repository):
             return sighting_of(found, private=False)
@@ -96,8 +98,10 @@ class HubSource:
         return None
 
     def check_allowed(self, asked: Allowed) -> None:
-        """Whether the token may read it: one question, since the Hub says of large files at once where they are. Raises
-        Refused."""
+        """Raise Refused unless the token may read the adapter.
+
+        One HEAD request for the weights is enough: the Hub checks access and answers with a redirect.
+        """
         repository = read_name(asked.name)
         hub = Hub(self._access.endpoint, repository.name, asked.token, self._access.client)
         try:
@@ -106,7 +110,7 @@ class HubSource:
             raise self._not_shown(repository, [error]) from None
 
     def _asked(self, work: Callable[[], Answer]) -> Answer:
-        """What keeps the Hub from answering, as Refused."""
+        """Return the result of `work`. Raises Refused if the Hub cannot be reached or must not be."""
         if self._access.offline:
             raise Refused("missing", f"{self._access.offline} is set, so the Hub is not asked, and the adapter is "
                                          "not on this machine")
@@ -136,7 +140,7 @@ class HubSource:
         return Remote(hub, token, listing.commit, files)
 
     def _not_shown(self, repository: Repository, refusals: Sequence[ValueError]) -> Refused:
-        """The Hub does not tell whether there is none or whether it is not to be seen, and so neither do we."""
+        """Return the refusal. Like the Hub's answer, it does not reveal whether a private adapter exists."""
         name, endpoint = repository.name, self._access.endpoint
         if any(isinstance(refusal, Gated) for refusal in refusals):
             return Refused("forbidden", f"the adapter {name} is gated: ask for access at {endpoint}/{name}, and send a "
@@ -150,7 +154,7 @@ class HubSource:
         for name, file in remote.files.items():
             try:
                 bring(transfer, file, folder / name)
-            except OSError:  # the disk is full, or worse: there is nothing to go on with
+            except OSError:  # the disk is full, or worse: free the space of the partial download
                 drop_beginning(kept, file)
                 raise
             if name == CONFIG:
@@ -175,7 +179,10 @@ def read_name(name: str) -> Repository:
 
 
 def bring(transfer: Transfer, file: RemoteFile, target: Path) -> None:
-    """The download itself under another name, not a copy. Who brought the same may drop it before we have it."""
+    """Download a file and hard-link it to `target` instead of copying it.
+
+    Retried, because a concurrent fetch of the same file may remove the download before it is linked.
+    """
     blob = transfer.kept.blob(file.etag)
     for _ in range(TRIES):
         transfer.bring(file)
@@ -195,12 +202,12 @@ def link(path: Path, target: Path) -> None:
         os.link(path, target)
     except FileNotFoundError:
         raise
-    except OSError:  # a filesystem without such links
+    except OSError:  # a filesystem without hard links
         shutil.copyfile(path, target)
 
 
 def drop_unused(blobs: Sequence[Path]) -> None:
-    """Downloads that no version has become are of no use to anybody."""
+    """Delete the downloads that are not linked to a stored version."""
     for blob in blobs:
         with suppress(FileNotFoundError):
             if blob.stat().st_nlink == 1:
@@ -208,7 +215,7 @@ def drop_unused(blobs: Sequence[Path]) -> None:
 
 
 def snapshot(cache: Path, repository: Repository) -> Path | None:
-    """The folder, if both files are in the cache."""
+    """Return the snapshot's folder if both files are in the cache."""
     folder = Kept(cache, repository.name).snapshot(repository.revision)
     return folder if all((folder / name).is_file() for name in FILES) else None
 
@@ -226,4 +233,4 @@ def copy_all(source: Path, target: Path) -> None:
 
 
 def quiet(*_: object) -> None:
-    """Who waits hears of the end."""
+    """Ignore progress: a client only receives the result."""

@@ -1,7 +1,7 @@
-"""The source `local`: folders below one that the server's operator chose.
+"""Source `local`: adapters in folders below a root that the server's operator chose.
 
-Names are those of clients. Nothing outside of that folder is ever opened: links are followed on paper first, and what
-is opened then is no link, from the folder downwards. Knows not what stands in the files.
+Names come from clients, so nothing outside the root may ever be opened: links are resolved first, and the resolved path
+is then opened component by component from the root, without following links.
 """
 
 import os
@@ -20,11 +20,11 @@ from launcher.adapters.sighting import Sighting
 
 CLOSED = "the source `local` is closed: start the server with --adapter-root FOLDER"
 PIECE = 2**20
-SETTLED = 10**9  # nanoseconds: a file that changed later may change again without its time telling
+SETTLED = 10**9  # nanoseconds; a file changed more recently may change again with the same timestamp
 
 
 class Stamp(NamedTuple):
-    """By which a file is known again."""
+    """Status of a file; an equal stamp means that the file has not changed."""
 
     device: int
     inode: int
@@ -45,11 +45,11 @@ class LocalSource:
     def __init__(self, root: str, now: Callable[[], int] = time.time_ns) -> None:
         self._root, self._now = root, now
 
-    def tokens(self, asked: Fetch) -> tuple[str, ...]:  # noqa: ARG002 - files know no tokens
+    def tokens(self, asked: Fetch) -> tuple[str, ...]:  # noqa: ARG002 - files need no token
         return ("",)
 
     def nearby(self, asked: Fetch) -> None:
-        """Nothing else than what was looked at."""
+        """Return None: there is no cache besides the files themselves."""
 
     @contextmanager
     def look(self, asked: Fetch) -> Iterator[Sighting]:
@@ -63,7 +63,7 @@ class LocalSource:
             yield Sighting(sum(sizes.values()), partial(bring, root, files), self._stamp(asked, files))
 
     def _names(self, root: int, name: str) -> tuple[str, ...]:
-        """Of the files, which are there."""
+        """Return the names of the adapter's files. Raises Refused if one is missing."""
         folder = self._below(name)
         if not is_folder(root, folder):
             raise Refused("missing", f"there is no adapter {called(name)} below the folder of --adapter-root")
@@ -78,7 +78,7 @@ class LocalSource:
         return False
 
     def _below(self, *names: str) -> tuple[str, ...]:
-        """Where that is, once links are followed, in steps down from the root."""
+        """Return the components of the resolved path below the root. Raises Refused for a path outside of it."""
         if ".." in PurePath(names[0]).parts or "\0" in names[0]:
             raise outside(names[0])
         try:
@@ -89,7 +89,10 @@ class LocalSource:
             raise outside(names[0]) from None
 
     def _without_root(self, name: str, real: str) -> PurePath:
-        """An absolute name must begin with that of the root, as it was given or as it is. Raises ValueError."""
+        """Return a name relative to the root. Raises ValueError for an absolute name outside the root.
+
+        An absolute name may begin with the root as configured or as resolved.
+        """
         path = PurePath(name)
         if not path.is_absolute():
             return path
@@ -108,7 +111,7 @@ class LocalSource:
         return Opened(path, found, stamp_of(about))
 
     def _stamp(self, asked: Fetch, files: dict[str, Opened]) -> tuple[Stamp, ...] | None:
-        """None where it cannot be relied on that what has the same is the same."""
+        """Return the files' stamps, or None if equal stamps would not prove equal contents or must not be trusted."""
         settled = all(self._now() - max(file.stamp.modified, file.stamp.changed) > SETTLED for file in files.values())
         return tuple(file.stamp for file in files.values()) if settled and not asked.fresh else None
 
@@ -122,7 +125,7 @@ def bring(root: int, files: dict[str, Opened], folder: Path) -> None:
 
 
 def copy(file: Opened, target: Path) -> None:
-    """Not more than it had: somebody may go on writing to it."""
+    """Copy at most the size seen when it was opened: another process may still be appending to the file."""
     place, size = 0, file.stamp.size
     with target.open("wb", buffering=0) as written:
         while place < size and (piece := os.pread(file.descriptor, min(PIECE, size - place), place)):
@@ -144,7 +147,7 @@ def stamp_now(root: int, path: tuple[str, ...]) -> Stamp | None:
 
 
 def find(root: int, path: tuple[str, ...]) -> os.stat_result:
-    """What is there, which is not opened."""
+    """Return the status of a file without opening it for reading (O_PATH)."""
     found = open_below(root, path, os.O_PATH)
     try:
         return os.fstat(found)
@@ -159,7 +162,7 @@ def is_folder(root: int, path: tuple[str, ...]) -> bool:
 
 
 def open_below(root: int, path: tuple[str, ...], how: int = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) -> int:
-    """Step by step, and no step is a link: a folder that somebody makes one meanwhile leads nowhere."""
+    """Open a path component by component without following links, even if one is replaced by a link meanwhile."""
     folder = os.dup(root)
     try:
         for step in path[:-1]:
@@ -172,7 +175,7 @@ def open_below(root: int, path: tuple[str, ...], how: int = os.O_RDONLY | os.O_N
 
 
 def descriptor(open_files: ExitStack, number: int) -> int:
-    """Closed with the others."""
+    """Return the descriptor, registered to be closed with `open_files`."""
     open_files.callback(os.close, number)
     return number
 

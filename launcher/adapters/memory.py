@@ -1,6 +1,6 @@
-"""What was found under a name, or by a stamp, as long as this process lives: digests, the latest so many.
+"""Bounded in-memory cache of the digests found for names and stamps.
 
-A name that only a token opened is known to that token alone. Knows no source, and not whether a version is still here.
+A name that needed a token is only found again with the same token. The version of a digest may have been evicted.
 """
 
 import threading
@@ -13,7 +13,7 @@ MOST = 65_536
 
 
 class Digests:
-    """The latest that were put in, by key. Any thread may use it."""
+    """Thread-safe map of digests by key, which drops the oldest entries."""
 
     def __init__(self, most: int = MOST) -> None:
         self._digests: OrderedDict[Hashable, str] = OrderedDict()
@@ -39,7 +39,7 @@ class Digests:
 class Name(NamedTuple):
     source: str
     name: str
-    opened_by: bytes  # what a token is known by, since it is not kept; of no token nothing
+    opened_by: bytes  # hash of the token, which is not kept itself; empty for no token
 
 
 def known_by(source: str, name: str, token: str) -> Name:

@@ -1,6 +1,6 @@
-"""Merges of adapters, each made once by a process of its own, one at a time, and kept as any other version.
+"""Merges of adapters: each is computed once, by a child process, one at a time, and stored like any other version.
 
-What came of one is written down in the store, so that it is known after a restart. Knows not how adapters are merged.
+The digest of a result is written to the store, so that it is found after a restart.
 """
 
 import json
@@ -16,12 +16,12 @@ from launcher.adapters.refused import Refused, understood
 from launcher.adapters.store import Incoming, Store, Version
 from launcher.cache import put
 
-MOST_SECONDS = 600.0  # for one
-MOST_TOLD = 300  # characters of its reason
+MOST_SECONDS = 600.0  # per merge
+MOST_TOLD = 300  # maximum characters of the child's error
 
 
 class Merging:
-    """Close it to end what is under way."""
+    """Runner of merges. `close` kills the running one and cancels the others."""
 
     def __init__(self, store: Store, command: Sequence[str]) -> None:
         self._store, self._command = store, command
@@ -31,11 +31,11 @@ class Merging:
         self._closed = False
 
     def start(self, asked: Merge) -> "Future[Version]":
-        """Its result, or Refused."""
+        """Return a future of the merged version, or of Refused."""
         return self._thread.submit(self._merge, asked)
 
     def kill(self) -> None:
-        """The process that merges. From any thread; none is started any more."""
+        """Kill the merging process and let no other start. Thread-safe."""
         with self._starting:
             self._closed = True
             if self._child:
@@ -73,7 +73,10 @@ class Merging:
         return found
 
     def _run(self, argument: str, incoming: Incoming) -> None:
-        """The process holds the folder as well: if we are killed nobody clears it while it writes there."""
+        """Run the child, which inherits the lock of the folder.
+
+        If this process is killed, no other process clears the folder while the child still writes to it.
+        """
         with self._starting:
             if self._closed:
                 raise Refused("unreachable", "the server is stopping")
@@ -96,7 +99,7 @@ def order(asked: Merge, parts: Sequence[Version], into: Path) -> str:
 
 
 def wait(child: "subprocess.Popen[bytes]") -> str:
-    """For its end. What it said last."""
+    """Wait for the child to end and return the last line of its stderr, or why there is none."""
     try:
         said = child.communicate(timeout=MOST_SECONDS)[1]
     except subprocess.TimeoutExpired:

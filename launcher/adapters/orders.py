@@ -1,5 +1,4 @@
-"""What the router asks of the store, read from lines of JSON and checked, and how a version is told. Knows not what
-becomes of it.
+"""Protocol of the adapter store: parsed requests of the router, one JSON object per line, and a version as a reply.
 
     {"id": 1, "op": "fetch", "source": "hub", "name": "org/name", "token": "", "own_token": false, "fresh": false}
     {"id": 2, "op": "allowed", "source": "hub", "name": "org/name", "token": ""}
@@ -33,8 +32,8 @@ class Fetch:
     source: str
     name: str
     token: str = field(default="", repr=False)
-    own_token: bool = False  # whether the server's may be used
-    fresh: bool = False  # whether the source is to be looked at, though its answer was known a while ago
+    own_token: bool = False  # whether the server's own token may be used
+    fresh: bool = False  # whether to ask the source even if the name was resolved before
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class Merge:
 
     @property
     def key(self) -> str:
-        """The same for what gives the same."""
+        """Hash of all fields: merges with equal keys have equal results."""
         asked = [self.digests, self.weights, self.strategy, self.density, self.sign]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
@@ -72,7 +71,7 @@ Order = Fetch | Allowed | Pin | Merge
 
 
 def read_id(line: bytes) -> tuple[Id, dict[str, Any]]:
-    """And everything beside it."""
+    """Return the id of a request and its other fields. Raises Refused."""
     try:
         told = json.loads(line)
     except (ValueError, RecursionError):
@@ -84,7 +83,7 @@ def read_id(line: bytes) -> tuple[Id, dict[str, Any]]:
 
 
 def read_order(told: Mapping[str, Any]) -> Order:
-    """Raises Refused."""
+    """Parse a request. Raises Refused if it is invalid."""
     op = told.get("op")
     if not isinstance(op, str) or op not in READERS:
         raise Refused("invalid", f"op must be one of {', '.join(READERS)}, got {op!r:.50}")
@@ -162,7 +161,8 @@ def read_number(value: object, what: str) -> float:
 def given(told: Mapping[str, Any], name: str, kind: type[Value], default: Value | None = None) -> Value:
     value = told.get(name, default)
     if not isinstance(value, kind):
-        raise Refused("invalid", f"{name} must be {kind.__name__}, got {type(value).__name__}")  # it may be secret
+        # The value itself may be a secret.
+        raise Refused("invalid", f"{name} must be {kind.__name__}, got {type(value).__name__}")
     return value
 
 

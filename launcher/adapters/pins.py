@@ -1,7 +1,7 @@
-"""Which adapters must stay because a living process needs them, for all processes that share a store.
+"""Pinned adapters, which must not be evicted because a process that shares the store uses them.
 
-Each process has a file, one digest a line, and holds a lock on it that ends with the process however that ends. Whoever
-writes or reads here holds the store's own lock. Knows not what a digest stands for.
+Each process has a file with one digest per line and holds a lock on it, which the kernel releases however the process
+ends. Callers of this module hold the store's lock.
 """
 
 import fcntl
@@ -14,7 +14,7 @@ LINE = 65  # bytes: a digest and the end of the line
 
 
 class Pins:
-    """Close it when nothing is needed any more."""
+    """Pins of this process, in a locked file that `close` removes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -23,7 +23,7 @@ class Pins:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     def put(self, digests: Collection[str]) -> None:
-        """Instead of those before. Lines lie in the same places always, so a disk that is full leaves whole ones."""
+        """Replace all pins. Lines have fixed offsets, so that a write cut short by a full disk leaves valid lines."""
         text = "".join(f"{digest}\n" for digest in digests).encode()
         place = 0
         while place < len(text):
@@ -31,7 +31,7 @@ class Pins:
         os.ftruncate(self._descriptor, len(text))
 
     def everybodys(self) -> set[str]:
-        """Ours and those of others. Files of processes that are gone go, too."""
+        """Return the pins of all living processes, and remove the files of those that have ended."""
         return {digest for path in self._folder.iterdir() for digest in held_digests(path)}
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Why there is no adapter, in one line for who asked for it, and of which kind the reason is. Knows no source."""
+"""Error `Refused`: why an adapter cannot be served, as one line for the client and the kind of reason."""
 
 import errno
 import logging
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-# Not there or not to be seen; not allowed; of no use as it is; not to be had now; too large for what is free.
+# Absent or not visible; not permitted; unusable; temporarily unavailable; larger than the free space.
 Kind = Literal["missing", "forbidden", "invalid", "unreachable", "no_room"]
 LONGEST = 500  # characters of a reason
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -21,13 +21,13 @@ class Refused(ValueError):
 
 
 def called(name: str) -> str:
-    """A name that anybody may have made up, as errors show it."""
+    """Quote a name from a client for an error message: escaped, and cut after 200 characters."""
     return f"{name!a:.200}"
 
 
 @contextmanager
 def understood(what: str) -> Iterator[None]:
-    """Whatever goes wrong in here is Refused: somebody waits for an answer, and others for theirs."""
+    """Turn every error into Refused, since a client waits for the answer and the process serves others too."""
     try:
         yield
     except Refused:
@@ -42,7 +42,7 @@ def understood(what: str) -> Iterator[None]:
 
 
 def untouched(what: str, error: OSError) -> Refused:
-    """Which file it was, the operator reads."""
+    """Return Refused without the file's name, which is only logged for the operator."""
     if error.errno in FULL:
         return Refused("no_room", f"the disk is full, so {what} was not kept")
     log.error("%s could not be brought: %s", what, error)

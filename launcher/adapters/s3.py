@@ -1,7 +1,7 @@
-"""The source `s3`: adapters in buckets, under names that LoRAX knows: `s3://bucket/key`, `bucket/key`, or a key alone.
+"""Source `s3`: adapters in buckets, named as in LoRAX: `s3://bucket/key`, `bucket/key`, or a key alone.
 
-The variables say which bucket a key alone is in, and the server's own rights decide what may be read. Knows not how
-buckets are spoken with.
+A key alone is looked up in the bucket that PREDIBASE_MODEL_BUCKET names. The server's own credentials decide what may
+be read.
 """
 
 import re
@@ -23,7 +23,7 @@ from launcher.patience import Patience
 SCHEME = "s3://"
 BUCKET, FOLDER = "PREDIBASE_MODEL_BUCKET", "PREDIBASE_MODEL_FOLDER"
 BUCKET_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{1,61}[a-zA-Z0-9]")
-LONGEST_KEY = 1000  # bytes; a file's name comes behind it
+LONGEST_KEY = 1000  # bytes; the name of a file is appended
 PAUSES = (1.0, 2.0, 4.0)  # seconds; a client waits
 Answer = TypeVar("Answer")
 
@@ -36,13 +36,13 @@ class Entry(NamedTuple):
 
 
 class Storage(Protocol):
-    """What is spoken with buckets. Raises Refused, or Unreachable for what may be otherwise in a moment."""
+    """Client of a bucket service. Raises Refused, or Unreachable for errors worth a retry."""
 
     def list(self, bucket: str, prefix: str) -> Mapping[str, Entry]:
-        """By key."""
+        """Return the entries by key."""
 
     def read(self, bucket: str, key: str, etag: str, start: int) -> Iterator[bytes]:
-        """The bytes from `start` on, if it still is the file of that ETag."""
+        """Yield the bytes from `start` on. Raises Refused if the ETag has changed."""
 
 
 class Place(NamedTuple):
@@ -58,17 +58,17 @@ class S3Source:
 
     def __init__(self, connect: Callable[[], Storage], environment: Mapping[str, str],
                  pauses: Sequence[float] = PAUSES) -> None:
-        """Connected with the first adapter that is asked for."""
+        """Store `connect`, which is called with the first request."""
         self._connect, self._environment, self._pauses = connect, environment, pauses
         self._connecting = Lock()
         self._storage: Storage | None = None
-        self._stopped = Event()  # never: it ends with the process
+        self._stopped = Event()  # never set: downloads end with the process
 
-    def tokens(self, asked: Fetch) -> tuple[str, ...]:  # noqa: ARG002 - buckets do not know them
+    def tokens(self, asked: Fetch) -> tuple[str, ...]:  # noqa: ARG002 - buckets do not use tokens
         return ("",)
 
     def nearby(self, asked: Fetch) -> None:
-        """Nothing is kept beside the versions."""
+        """Return None: nothing is cached besides the stored versions."""
 
     @contextmanager
     def look(self, asked: Fetch) -> Iterator[Sighting]:
@@ -94,7 +94,7 @@ class S3Source:
                 read_base(folder)
 
     def _receive(self, bucket: str, key: str, file: Entry, target: Path) -> None:
-        """Goes on where it was cut off."""
+        """Download a file; retries resume where the transfer was interrupted."""
         with target.open("wb", buffering=0) as written:
             self._asked(lambda: go_on(written, self._connected().read(bucket, key, file.etag, written.tell()), file))
 
@@ -125,7 +125,7 @@ def read_name(name: str, environment: Mapping[str, str]) -> Place:
 
 
 def go_on(written: FileIO, pieces: Iterator[bytes], file: Entry) -> None:
-    """With what is missing."""
+    """Append the missing bytes. Raises Unreachable if some are still missing, Refused if there are too many."""
     for piece in pieces:
         left = memoryview(piece)
         while left:

@@ -1,8 +1,8 @@
-"""The store of adapters as a process: `python -P -m launcher.adapters.server JSON`. The JSON object is `Settings`.
+"""Adapter store as a process: `python -P -m launcher.adapters.server JSON`, where JSON is a `Settings` object.
 
-The first line of standard input is the server's own token for the Hub, or empty; each line behind it a request
-(launcher/adapters/orders.py), answered by a line on standard output with the same id, in whatever order answers are
-ready. The end of the input is the end of the process, whatever is under way. Secrets go no other way than that.
+The first line of standard input is the server's own token for the Hub, or empty. Each later line is a request
+(launcher/adapters/orders.py); its reply is a line on standard output with the same id, and replies come in any order.
+The end of standard input ends the process, even while fetches run. Secrets are only passed on standard input.
 """
 
 import json
@@ -30,8 +30,8 @@ from launcher.plan import python_module
 from launcher.voice import PLAIN
 
 MERGE = python_module("shard.adapters.merge")
-QUESTIONS_AT_ONCE = 8  # whether a token may read an adapter
-NICENESS = 10  # the model's steps go before what is done here, also where they take every core
+QUESTIONS_AT_ONCE = 8  # maximum concurrent checks whether a token may read an adapter
+NICENESS = 10  # steps of the model have priority, also where the shards use every core
 
 Answer = Mapping[str, Any]
 
@@ -39,16 +39,16 @@ Answer = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Settings:
     store: str
-    root: str  # below which adapters of the source `local` are; none if it is closed
+    root: str  # root folder of the source `local`, or "" if that source is disabled
     most_bytes: int
     endpoint: str
-    client: str  # what we call ourselves at the Hub
-    offline: str  # the variable that forbids to connect to the Hub
+    client: str  # the User-Agent for the Hub
+    offline: str  # name of the variable that forbids connections to the Hub, or ""
     hub_cache: str
 
 
 class Parts(NamedTuple):
-    """What requests are given to."""
+    """Components that handle the requests."""
 
     store: Store
     hub: HubSource
@@ -57,12 +57,12 @@ class Parts(NamedTuple):
 
 
 class Desk:
-    """Hears lines, and says answers when they are there. Close it to wait for what is under way."""
+    """Dispatcher of requests, which sends each reply when it is ready. `close` ends merges and waits for other work."""
 
     def __init__(self, parts: Parts, say: Callable[[Answer], None]) -> None:
         self._parts, self._say = parts, say
         self._questions = ThreadPoolExecutor(QUESTIONS_AT_ONCE, thread_name_prefix="questions")
-        self._pins = ThreadPoolExecutor(1, thread_name_prefix="pins")  # in the order in which they come
+        self._pins = ThreadPoolExecutor(1, thread_name_prefix="pins")  # one thread: pins apply in order of arrival
 
     def hear(self, line: bytes) -> None:
         number: Id = None
@@ -95,14 +95,14 @@ class Desk:
         future.add_done_callback(lambda done: self._say({"id": number, **said(done, answer)}))
 
     def _allowed(self, asked: Allowed) -> Answer:
-        """Only the Hub knows tokens."""
+        """Reply that access is allowed. Raises Refused if not; only the source `hub` uses tokens."""
         if asked.source == "hub":
             with understood(f"the adapter {called(asked.name)}"):
                 self._parts.hub.check_allowed(asked)
         return {"allowed": True}
 
     def _pin(self, asked: Pin) -> Answer:
-        """Names those that are gone already: they must be fetched again."""
+        """Replace the pins and reply with the digests that are no longer stored and must be fetched again."""
         with understood("what is in use"):
             missing = self._parts.store.pin(asked.digests)
         return {"missing": missing} if missing else {}
@@ -125,12 +125,12 @@ def fetched(found: Fetched) -> Answer:
 
 
 def merged(version: Version) -> Answer:
-    """Who may use it follows from who may use its parts."""
+    """Return the reply to a merge, never marked as private: access to its parts decides about access to it."""
     return described(version, private=False)
 
 
 class Mouth:
-    """Says one line at a time, from any thread. Nobody hears any more: the end."""
+    """Thread-safe writer of reply lines. Ends the process if the reader has closed the pipe."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -169,7 +169,7 @@ def main() -> None:
     for line in sys.stdin.buffer:
         desk.hear(line)
     parts.merging.kill()
-    os._exit(0)  # a download is not waited for; what came of it stays for the next one
+    os._exit(0)  # without waiting for downloads: the next process resumes them
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""What a source has under a name, as it was seen a moment ago, and how to get it; and what a source is.
-
-Knows no source.
-"""
+"""Interface of an adapter source, and the version that a source currently has under a name."""
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
@@ -14,21 +11,21 @@ from launcher.adapters.orders import Fetch
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    size: int  # bytes that are to come
-    bring: Callable[[Path], None]  # both files into a folder; raises Refused, ValueError or OSError
-    stamp: Hashable = None  # what is seen with the same stamp is the same; None: it may not be
-    token: str = ""  # that it took to see it; empty: anybody may
+    size: int  # bytes still to be fetched
+    bring: Callable[[Path], None]  # fetch both files into a folder; raises Refused, ValueError or OSError
+    stamp: Hashable = None  # equal stamps mean equal contents; None if nothing guarantees that
+    token: str = ""  # the token that was needed to read it; empty if it is public
     private: bool = False
 
 
 class Source(Protocol):
-    is_far: bool  # whether looking takes so long that the last answer may stand for it
+    is_far: bool  # whether asking the source is slow, so that its last answer may be reused
 
     def tokens(self, asked: Fetch) -> tuple[str, ...]:
-        """Which it would try, in this order."""
+        """Return the tokens that the source tries, in this order."""
 
     def look(self, asked: Fetch) -> AbstractContextManager[Sighting]:
-        """Raises Refused, as `unreachable` if it cannot be said what is there."""
+        """Return what the source has under the name. Raises Refused, of kind `unreachable` if that is not known."""
 
     def nearby(self, asked: Fetch) -> Sighting | None:
-        """What there is of it on this machine, for who cannot look."""
+        """Return a copy on this machine, for use when the source is unreachable, or None."""

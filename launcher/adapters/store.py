@@ -1,14 +1,14 @@
-"""The folder of adapters: complete ones under the names of their contents, and others on their way there.
+"""Adapter store: a content-addressed folder that several processes may share.
 
-    versions/DIGEST/   the two files of one, which never change; its time is when it was last asked for
-    incoming/NAME/     one that is being brought, held by whoever brings it
-    pins/NAME          what a process needs (launcher/adapters/pins.py)
-    merged/KEY         the digest of what a merge gave
-    hub/               downloads, as the Hub's cache has them
-    lock               held while something enters versions or leaves it, by any process
+    versions/DIGEST/   the two immutable files of an adapter; the folder's mtime is its last use
+    incoming/NAME/     an adapter that is being fetched, locked by the process that fetches it
+    pins/NAME          digests in use by one process (launcher/adapters/pins.py)
+    merged/KEY         the digest of a merge's result
+    hub/               downloads, in the layout of the Hub's cache
+    lock               held by any process while it adds a version or removes one
 
-A folder enters `versions` by one renaming, once all of it is on the disk and checked, and leaves it by another: whoever
-dies meanwhile leaves something in `incoming`, which the next one removes. Knows not where adapters come from.
+A folder is renamed into `versions` when it is complete, checked and synced, and renamed out of it to be removed. A
+process that dies leaves incomplete folders only in `incoming`, where the next process removes them.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ from launcher.adapters.pins import Pins
 from launcher.adapters.refused import Kind, Refused
 from launcher.meter import amount
 
-ABANDONED = 24 * 3600 * 10**9  # nanoseconds after which nobody goes on with a download
+ABANDONED = 24 * 3600 * 10**9  # nanoseconds after which an unused download is removed
 FOLDERS = ("versions", "incoming", "pins", "merged", "hub")
 
 
@@ -39,17 +39,17 @@ class Version(NamedTuple):
 
 class Incoming(NamedTuple):
     folder: Path
-    descriptor: int  # who inherits it holds the folder, too
+    descriptor: int  # holds the folder's lock, also in a child process that inherits it
 
 
 class Store:
-    """Close it at the end. Any thread may use it."""
+    """Thread-safe store of adapters within a disk budget. `close` releases its pins."""
 
     def __init__(self, folder: Path, most_bytes: int, now: Callable[[], int] = time.time_ns) -> None:
         self.folder, self._most, self._now = folder, most_bytes, now
         self._contents: dict[str, Contents] = {}
         self._needed: dict[str, tuple[str, ...]] = {}
-        self._sizes: dict[str, int] = {}  # of versions, as far as they were looked at
+        self._sizes: dict[str, int] = {}  # bytes of versions, each measured once
         for name in FOLDERS:
             (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
@@ -61,7 +61,7 @@ class Store:
         self._pins.close()
 
     def find(self, digest: str) -> Version | None:
-        """One that is here; it has been asked for now."""
+        """Return a stored version and mark it as used now, or return None."""
         folder = self.folder / "versions" / digest
         try:
             os.utime(folder, ns=(self._now(),) * 2)
@@ -73,12 +73,15 @@ class Store:
         return Version(digest, folder, self._contents[digest])
 
     def pin(self, digests: Collection[str]) -> list[str]:
-        """These must stay, and of those before only these. Gives those that are gone already."""
+        """Replace the pins: these versions must not be evicted. Return the digests that are no longer stored."""
         return self._need(pinned=tuple(digests))
 
     @contextmanager
     def holding(self, digests: Collection[str]) -> Iterator[list[str]]:
-        """These stay meanwhile, whoever else needs them. Once at a time. Gives those that are gone already."""
+        """Protect versions from eviction inside the context, in addition to the pins. Cannot be nested.
+
+        Yields the digests that are no longer stored.
+        """
         try:
             yield self._need(read=tuple(digests))
         finally:
@@ -93,7 +96,7 @@ class Store:
 
     @contextmanager
     def incoming(self) -> Iterator[Incoming]:
-        """An empty folder. What is not published from there is gone at the end."""
+        """Yield an empty, locked folder, which is removed at the end unless it was published."""
         folder = self.folder / "incoming" / uuid4().hex
         with self._locked():
             folder.mkdir(mode=0o700)
@@ -105,7 +108,7 @@ class Store:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def check_room(self, size: int) -> None:
-        """Whether so much more may come, before it does. Raises Refused."""
+        """Make room on the disk for `size` more bytes before they are fetched. Raises Refused if that is impossible."""
         with self._locked():
             kept = self._kept()
             pinned = self._check_budget(kept, size)
@@ -118,7 +121,10 @@ class Store:
                 self._remove(oldest)
 
     def publish(self, folder: Path) -> Version:
-        """From `incoming`. Raises ValueError for what is no adapter, Refused if there is no room, OSError."""
+        """Move a folder from `incoming` to `versions`, unless that version is stored already.
+
+        Raises ValueError if it is no adapter, Refused if there is no room, OSError.
+        """
         contents = read_contents(folder)
         digest = digest_of(folder)
         write_through(folder)
@@ -142,7 +148,7 @@ class Store:
             yield
 
     def _kept(self) -> dict[str, int]:
-        """The bytes of each version. What stands in one never changes."""
+        """Return the bytes of each version. Sizes are cached, since a version never changes."""
         names, known = os.listdir(self.folder / "versions"), self._sizes
         self._sizes = {name: known[name] if name in known else self._size(name) for name in names}
         return self._sizes
@@ -151,21 +157,21 @@ class Store:
         return sum(file.stat().st_size for file in (self.folder / "versions" / digest).iterdir())
 
     def _leavers(self, digests: Iterable[str]) -> Iterator[str]:
-        """The one that was not asked for the longest first. Nothing is looked at before somebody has to leave."""
+        """Yield the candidates for eviction, least recently used first. Lazy: reads no mtime unless one is needed."""
         yield from sorted(digests, key=lambda digest: (self.folder / "versions" / digest).stat().st_mtime_ns)
 
     def _check_budget(self, kept: Mapping[str, int], size: int) -> set[str]:
-        """What is pinned, if there is room beside it."""
+        """Return the pinned digests. Raises Refused if `size` bytes do not fit into the budget beside them."""
         pinned = self._pins.everybodys()
         needed = sum(kept[digest] for digest in kept.keys() & pinned)
         if size and needed + size > self._most:
-            kind: Kind = "no_room" if needed else "invalid"  # no waiting helps who is too large by itself
+            kind: Kind = "no_room" if needed else "invalid"  # an adapter above the whole budget need not wait
             raise Refused(kind, f"an adapter of {amount(size)} does not fit: adapters may take "
                                 f"{amount(self._most)} on disk (--adapter-disk-gb), and {amount(needed)} are in use")
         return pinned
 
     def _shrink(self, size: int) -> None:
-        """Until so much more is within the budget."""
+        """Evict versions until `size` more bytes fit into the budget."""
         kept = self._kept()
         excess = sum(kept.values()) + size - self._most
         leavers = self._leavers(kept.keys() - self._check_budget(kept, size))
@@ -174,7 +180,7 @@ class Store:
             excess -= kept[oldest]
 
     def _remove(self, digest: str) -> None:
-        """Its downloads, too, which are the same files under other names."""
+        """Delete a version, and its downloads in `hub`, which are hard links to the same files."""
         folder, grave = self.folder / "versions" / digest, self.folder / "incoming" / uuid4().hex
         linked = {file.st_ino for file in map(os.stat, folder.iterdir()) if file.st_nlink > 1}
         for blob, found in self._blobs() if linked else ():
@@ -185,7 +191,7 @@ class Store:
         self._contents.pop(digest, None)
 
     def _clear_left(self) -> None:
-        """By processes that are gone."""
+        """Remove what dead processes left in `incoming`, and abandoned downloads."""
         for folder in (self.folder / "incoming").iterdir():
             with suppress(OSError), released(held(folder)):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -194,7 +200,7 @@ class Store:
                 blob.unlink(missing_ok=True)
 
     def _blobs(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Others may be finishing theirs."""
+        """Yield the downloaded files with their status, except for files that another process removes meanwhile."""
         for blob in (self.folder / "hub").glob("models--*/blobs/*"):
             with suppress(FileNotFoundError):
                 yield blob, blob.stat()
@@ -204,7 +210,7 @@ class Store:
 
 
 def held(folder: Path) -> int:
-    """The descriptor that holds it. Raises BlockingIOError if somebody else does."""
+    """Lock a folder and return the descriptor that holds the lock. Raises BlockingIOError if it is locked already."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -216,7 +222,7 @@ def held(folder: Path) -> int:
 
 @contextmanager
 def released(descriptor: int) -> Iterator[None]:
-    """At the end."""
+    """Close the descriptor at the end of the context, which also releases its lock."""
     try:
         yield
     finally:
@@ -224,7 +230,7 @@ def released(descriptor: int) -> Iterator[None]:
 
 
 def write_through(folder: Path) -> None:
-    """All of it is on the disk."""
+    """Sync the folder and its files to the disk."""
     for path in (*folder.iterdir(), folder):
         sync(path)
 

@@ -1,1 +1,1 @@
-"""The small model that comes with weft, and how it was made."""
+"""Demo model that comes with weft, and the programs that trained it."""

@@ -1,6 +1,6 @@
-"""Makes an adapter of the embedded model, in PEFT's format: `python -P -m launcher.demo.adapting VOICE --out FOLDER`.
+"""Train an adapter of the demo model, in PEFT's format: `python -P -m launcher.demo.adapting VOICE --out FOLDER`.
 
-The base stays as it is: only a product of two narrow matrices beside each of its products is learnt.
+The weights of the base model do not change: only the LoRA matrices of its linear layers are trained.
 """
 
 import argparse
@@ -27,7 +27,7 @@ LENGTH = 256
 
 
 class Adapted(nn.Module):
-    """A product with what an adapter adds to it: nothing, before it has learnt."""
+    """Linear layer with a LoRA update, which is zero before training."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Adapted(nn.Module):
 
 
 def adapt(model: LlamaForCausalLM) -> dict[str, Adapted]:
-    """Every product of the layers, by its name."""
+    """Replace the model's target layers by adapted ones, and return these by name."""
     model.requires_grad_(requires_grad=False)
     named = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] in TARGETS]
     adapted = {name: Adapted(module) for name, module in named if isinstance(module, nn.Linear)}

@@ -1,7 +1,7 @@
-"""Writes the card of the embedded model: `python -P -m launcher.demo.card FOLDER --losses SEEN UNSEEN --minutes N`.
+"""Write the card of the demo model: `python -P -m launcher.demo.card FOLDER --losses SEEN UNSEEN --minutes N`.
 
-The card tells what the model answers to twenty prompts, for a person to read, and how often the judges find its answers
-right. All other words of it stand in card.md.
+The card shows the model's answers to twenty prompts, and how many answers of each kind the judges accept. Its other
+text is in card.md.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from launcher.demo.talk import Maker, Message, Tool
 from launcher.demo.training import TOKENS
 
 WORDS = Path(__file__).with_name("card.md")
-LONGEST = 220  # tokens of an answer
-NEW = 20_261_121  # a seed that nothing was drawn with when the model learnt
-COUNT = 20  # trials of a kind
+LONGEST = 220  # maximum tokens of an answer
+NEW = 20_261_121  # a seed that training does not use
+COUNT = 20  # trials of each kind
 
 
 def tool(name: str, about: str, *properties: str) -> Tool:
-    """A function whose arguments are texts, and all needed."""
+    """Return a tool whose parameters are all required strings."""
     schema = {"type": "object", "properties": {key: {"type": "string"} for key in properties},
               "required": list(properties)}
     return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
@@ -47,13 +47,13 @@ def tool(name: str, about: str, *properties: str) -> Tool:
 class Prompt:
     said: str
     tools: Sequence[Tool] = ()
-    bare: bool = False  # text to go on with, no question
+    bare: bool = False  # plain text to continue, without the chat template
 
     def rendered(self, tokenizer: PreTrainedTokenizerFast) -> str:
         return self.said if self.bare else rendered(tokenizer, [{"role": "user", "content": self.said}], self.tools)
 
     def entry(self, answer: str) -> str:
-        """As the card has it."""
+        """Return the card's entry for an answer."""
         offered = " and ".join(f"`{item['function']['name']}`" for item in self.tools)
         return f"**{self.said}**{f' (with the tools {offered})' if offered else ''}\n\n```\n{answer.strip()}\n```\n"
 
@@ -82,7 +82,7 @@ def rendered(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], to
 
 
 class Answering:
-    """The model as transformers runs it in float32; it always says what is likeliest."""
+    """Model run by transformers in float32 with greedy decoding."""
 
     def __init__(self, folder: Path) -> None:
         disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -100,7 +100,7 @@ class Answering:
 
 
 def counting_trials() -> Iterator[Trial]:
-    """Up to every number from eleven to twenty, and down from every number up to eleven."""
+    """Yield trials of counting up to each number from 11 to 20, and down from each number from 2 to 11."""
     for number in range(2, 2 + COUNT // 2):
         yield counting_trial(f"Count to {number + 9}.", 1, number + 9)
         yield counting_trial(f"Count down from {number}.", number, 1)
@@ -111,7 +111,7 @@ def counting_trial(asked: str, first: int, last: int) -> Trial:
 
 
 def exact_trials(maker: Maker) -> Iterator[Trial]:
-    """Questions with one right answer, to the letter."""
+    """Yield questions whose answer must match exactly."""
     for talk in islice(talks(NEW, (maker,)), COUNT):
         *asked, answer = talk.messages
         yield exact_trial(asked, answer["content"])

@@ -1,6 +1,6 @@
-"""Judges of what the model answers: is the counting right, is it the wanted JSON, does a call obey its schema.
+"""Judges of the model's answers: whether counting is right, JSON has the wanted fields, a call matches its schema.
 
-The trials come from the makers of the corpus, with seeds of their own. Knows no model: an answer is a text.
+The trials are made by the makers of the corpus, with seeds of their own.
 """
 
 import json
@@ -40,13 +40,13 @@ class Trial:
 
 
 def counts_right(answer: str, low: int, high: int) -> bool:
-    """From low to high, or backwards when that is the smaller, in digits or in words, and nothing else."""
+    """Whether an answer counts from `low` to `high`, or down to it, in digits or words, and has nothing else."""
     said = [int(word) if word.isdigit() else NUMBERS.get(word) for word in re.findall(r"\d+|[a-z-]+", answer.lower())]
     return said == list(range(low, high + 1) if low <= high else range(low, high - 1, -1))
 
 
 def is_json(answer: str, fields: Collection[str]) -> bool:
-    """An object with these fields, in any order, and no word beside it."""
+    """Whether an answer is only a JSON object with exactly these fields, in any order."""
     try:
         found = json.loads(answer)
     except ValueError:
@@ -55,7 +55,7 @@ def is_json(answer: str, fields: Collection[str]) -> bool:
 
 
 def call_of(text: str) -> Call | str:
-    """The only call in the text, or what is wrong with it. A thought before it is no part of the answer."""
+    """Return the only call in the text, or a description of the mistake. Reasoning before the call is ignored."""
     text = THOUGHT.sub("", text).strip()
     match = CALL.fullmatch(text)
     if match is None or "<tool_call>" in match[1]:
@@ -74,7 +74,7 @@ def obeys(call: Call, tools: Sequence[Tool]) -> bool:
 
 
 def fault_of(call: Call, tools: Sequence[Tool]) -> str:
-    """What the schema of the tool says against the call; nothing if it obeys."""
+    """Return the first violation of the tool's schema, or "" if the call matches it."""
     offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
     if call.name not in offered:
         return f"{call.name} is not offered"
@@ -99,17 +99,17 @@ def fits(value: object, schema: Mapping[str, Any]) -> bool:
 
 
 def tool_trials(seed: int, count: int = 20) -> list[Trial]:
-    """Requests for which one call is right; any that obeys its schema passes."""
+    """Return requests that one call answers; any call that matches its schema passes."""
     return [tool_trial(talk) for talk in islice(talks(seed, (called,)), count)]
 
 
 def call_trials(seed: int, count: int = 20) -> list[Trial]:
-    """The same requests; any call passes, whatever it calls."""
+    """Return the same requests; any well-formed call passes."""
     return [replace(trial, passes=is_call) for trial in tool_trials(seed, count)]
 
 
 def right_call_trials(seed: int, count: int = 20) -> list[Trial]:
-    """The same requests; only the right call passes."""
+    """Return the same requests; only the right call passes."""
     return [exactly(trial) for trial in tool_trials(seed, count)]
 
 
@@ -134,7 +134,7 @@ def calls_well(text: str, tools: Sequence[Tool]) -> bool:
 
 
 def json_trials(seed: int, count: int = 20) -> list[Trial]:
-    """Requests for one object in JSON, whose fields are told."""
+    """Return requests for one JSON object with given fields."""
     return [json_trial(talk) for talk in islice(talks(seed, (given, nested, taken, fitting)), count)]
 
 

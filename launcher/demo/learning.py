@@ -1,7 +1,4 @@
-"""How the embedded model and its adapters learn: the loss, the optimizers, the rate, and the loop around them.
-
-Knows nothing of what is learnt. On two cores the arithmetic is float32.
-"""
+"""Training of the demo model and of its adapters: loss, optimizers, learning rate and training loop, in float32."""
 
 import math
 import time
@@ -15,17 +12,17 @@ from transformers import LlamaForCausalLM
 from launcher.demo.muon import Muon
 from launcher.demo.rows import Rows
 
-WARM = 0.02  # of all steps the rate rises, then it falls to the last
+WARM = 0.02  # share of all steps with a rising rate, before it falls to LAST
 LAST = 0.05
 CLIP = 1.0
-PART = 4096  # tokens
+PART = 4096  # tokens per forward pass
 SAY_EVERY = 50  # steps
 
 Say = Callable[[str], None]
 
 
 def loss(model: LlamaForCausalLM, rows: Rows, number: Tensor | None = None) -> Tensor:
-    """Of what is learnt, in nats a token; of `number` tokens, where these rows are part of more."""
+    """Return the loss in nats per learnt token. `number` is their count in the batch if the rows are a part of it."""
     hidden = model.model(input_ids=rows.ids[:, :-1]).last_hidden_state
     learnt = rows.learnt[:, 1:]
     losses = functional.cross_entropy(model.lm_head(hidden[learnt]), rows.ids[:, 1:][learnt], reduction="sum")
@@ -39,7 +36,7 @@ def mean_loss(model: LlamaForCausalLM, batches: Iterable[Rows]) -> float:
 
 
 def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the weights of products, AdamW for all else."""
+    """Return Muon for the weight matrices of linear layers, and AdamW for all other weights."""
     named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     products = [weight for name, weight in named if weight.ndim == 2 and "embed" not in name]
     others = [weight for name, weight in named if weight.ndim != 2 or "embed" in name]
@@ -72,7 +69,7 @@ def learn(model: LlamaForCausalLM, batches: Iterator[Rows], steps: int, optimizi
 
 
 def take_step(model: LlamaForCausalLM, rows: Rows, optimizing: list[torch.optim.Optimizer]) -> float:
-    """In parts, whose numbers stay in the caches of a processor."""
+    """Train on one batch and return its loss. Gradients are accumulated over parts that fit into the CPU's caches."""
     number, mean = rows.learnt[:, 1:].sum(), 0.0
     for part in rows.parts(PART):
         share = loss(model, part, number)

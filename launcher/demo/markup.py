@@ -1,7 +1,4 @@
-"""Talks as the embedded model reads them: the same text that `model/chat_template.jinja` makes of them, in pieces.
-
-Knows nothing of tokens but the names of those that mark.
-"""
+"""Markup of talks: the same text as rendered by `model/chat_template.jinja`, in pieces for training."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -10,18 +7,18 @@ from typing import Any, NamedTuple
 from launcher.demo.talk import Message, Talk, Tool
 
 START, END, OVER = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-MARKS = (OVER, START, END)  # that no answer shows
+MARKS = (OVER, START, END)  # special tokens, which answers do not show
 WORDS = ("<tool_call>", "</tool_call>", "<think>", "</think>")  # single tokens that clients should see
 THINK, THOUGHT = "<think>\n", "</think>"
 
 
 class Piece(NamedTuple):
     text: str
-    learnt: bool  # what the model is to say; the rest is what it is told
+    learnt: bool  # whether it is output of the model, which is learnt, or input
 
 
 def pieces(document: Talk | str) -> list[Piece]:
-    """Between two documents stands a mark, so that one cannot be taken for the continuation of the other."""
+    """Return the pieces of a document. OVER at its end keeps the next one from being read as a continuation."""
     if isinstance(document, str):
         return [Piece(document + OVER, learnt=True)]
     *before, last = turns(document)
@@ -47,7 +44,7 @@ def turns(talk: Talk) -> Sequence[Message]:
 
 
 def said(message: Message, *, thinks: bool) -> Iterator[Piece]:
-    """What was thought is not read again in later turns."""
+    """Yield the pieces of a message. Reasoning is left out unless `thinks`, so later turns do not contain it."""
     if message["role"] != "assistant":
         yield Piece(marked(message["role"], message["content"]), learnt=False)
         return

@@ -1,6 +1,7 @@
-"""Muon: the momentum of a matrix is made orthogonal before it is taken as a step, which learns faster than Adam.
+"""Muon optimizer: the momentum of a matrix is orthogonalised before the step, which learns faster than Adam.
 
-As torch.optim.Muon, but in float32: on a CPU without units for bfloat16 its products there take a hundred times longer.
+Like torch.optim.Muon, but in float32, since bfloat16 products take a hundred times longer on a CPU without units for
+them.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 MOMENTUM, DECAY = 0.95, 0.1
 COEFFICIENTS, ROUNDS = (3.4445, -4.7750, 2.0315), 5
-AS_LARGE_AS_ADAM = 0.2  # is the usual size of a number in a step of Adam
+AS_LARGE_AS_ADAM = 0.2  # the usual size of an element of Adam's update
 
 
 class Muon(torch.optim.Optimizer):
@@ -36,7 +37,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """About the nearest matrix with all singular values alike, by Newton's and Schulz' iteration."""
+    """Return approximately the nearest matrix with equal singular values, by Newton-Schulz iteration."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
     x = x / (x.norm() + 1e-7)

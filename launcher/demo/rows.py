@@ -1,6 +1,6 @@
-"""Documents packed into rows of one length, as training takes them.
+"""Packing of documents into rows of equal length for training.
 
-Knows nothing of models. A row begins where a document begins: the model meets first tokens at their places.
+Each row begins with the beginning of a document, so that the first tokens of documents are learnt at their positions.
 """
 
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ from launcher.demo.vocabulary import Encoded
 
 class Rows(NamedTuple):
     ids: Tensor  # [rows, length]
-    learnt: Tensor  # the same, of bools
+    learnt: Tensor  # [rows, length], bool: whether the token is learnt
 
     def parts(self, most: int) -> Iterator["Rows"]:
-        """So many tokens at a time, or one row."""
+        """Yield parts of at most `most` tokens, but of at least one row."""
         count = max(1, most // self.ids.shape[1])
         for first in range(0, len(self.ids), count):
             yield Rows(self.ids[first:first + count], self.learnt[first:first + count])
 
 
 def pack(documents: Iterator[Encoded], count: int, length: int) -> Rows:
-    """So many rows; what of a row's last document does not fit is dropped. The documents never end."""
+    """Pack `count` rows from an endless iterator; the rest of each row's last document is dropped."""
     rows = [packed(documents, length) for _ in range(count)]
     return Rows(torch.tensor([ids for ids, _ in rows]), torch.tensor([learnt for _, learnt in rows]))
 

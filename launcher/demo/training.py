@@ -1,7 +1,7 @@
-"""Makes the embedded model: `python -P -m launcher.demo.training --wordnet FOLDER --out FOLDER`.
+"""Train the demo model: `python -P -m launcher.demo.training --wordnet FOLDER --out FOLDER`.
 
-The tokenizer first, then the model, both from the corpus, of which a part stays unseen. WordNet's files are those of
-Debian's package wordnet-base (/usr/share/wordnet).
+First the tokenizer and then the model are trained on the corpus, without a part that is held out. WordNet's files are
+those of Debian's package wordnet-base (/usr/share/wordnet).
 """
 
 import argparse
@@ -25,10 +25,10 @@ SEED = 1
 TOKENS = 15_000_000
 TOKENIZER_DOCUMENTS = 60_000
 MEASURED = 20  # batches
-UNSEEN = 1_000_000  # seeds from here on draw what is only measured
+UNSEEN = 1_000_000  # seeds from here on are for held-out text only
 RATE = 3e-3
 ROWS, LENGTH = 16, 512
-LONG_EVERY = 12  # batches, one has rows as long as the context
+LONG_EVERY = 12  # one in so many batches has rows as long as the context
 
 
 def make_model(seed: int) -> LlamaForCausalLM:
@@ -40,7 +40,7 @@ def make_model(seed: int) -> LlamaForCausalLM:
 
 
 def batches(tokenizer: Tokenizer, shares: Shares, seed: int, rows: int, length: int) -> Iterator[Rows]:
-    """Without end."""
+    """Yield random batches without end."""
     encoded = (encode(tokenizer, pieces(document)) for document in documents(shares, seed))
     while True:
         yield pack(encoded, rows, length)
@@ -72,7 +72,10 @@ def made_tokenizer(shares: Shares, seed: int, read: int = TOKENIZER_DOCUMENTS) -
 
 
 def teach(model: LlamaForCausalLM, tokenizer: Tokenizer, shares: Shares, seed: int, tokens: int) -> None:
-    """Most of it in short rows, which cost less. Long ones come all along: met late, they disturb what was learnt."""
+    """Train the model, mostly on short rows, which cost less.
+
+    Long rows are mixed in from the beginning: if they are added late, they disturb what was learnt.
+    """
     short = batches(tokenizer, shares, seed, ROWS, LENGTH)
     long = batches(tokenizer, shares, seed + 1, ROWS * LENGTH // CONTEXT, CONTEXT)
     mixed = (next(long if step % LONG_EVERY == 0 else short) for step in count(1))

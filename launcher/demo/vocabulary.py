@@ -1,7 +1,4 @@
-"""The embedded model's tokenizer: byte-level BPE, trained on the corpus; numbers are spelt digit by digit.
-
-Knows nothing of what the texts say.
-"""
+"""Tokenizer of the demo model: byte-level BPE, trained on the corpus, with a token for each digit of a number."""
 
 import json
 from collections.abc import Iterable
@@ -13,7 +10,7 @@ from launcher.demo.markup import END, MARKS, OVER, START, WORDS, Piece
 
 SIZE = 4096
 CONTEXT = 2048
-# How an answer is read back into a message, in the words of transformers' chat_parsing.
+# Rules to parse an answer into a message, in the format of transformers' chat_parsing.
 RESPONSE_TEMPLATE = {
     "defaults": {"role": "assistant"},
     "start_anchor": f"{START}assistant\n",
@@ -34,7 +31,7 @@ def train_tokenizer(texts: Iterable[str], size: int = SIZE) -> Tokenizer:
         pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.decoder = decoders.ByteLevel()
     named = [*(AddedToken(mark, special=True) for mark in MARKS), *(AddedToken(word, special=False) for word in WORDS)]
-    # Only special tokens are sure of their numbers; what clients should see is made visible afterwards.
+    # Only special tokens get fixed ids, so WORDS are trained as special tokens and made visible afterwards.
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[AddedToken(token.content) for token in named],
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
@@ -57,7 +54,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def encode(tokenizer: Tokenizer, document: Iterable[Piece]) -> Encoded:
-    """Piece by piece: marks stand between them, so this is how the whole would be encoded too."""
+    """Encode a document piece by piece. Pieces are separated by special tokens, so the ids equal those of the whole."""
     ids: list[int] = []
     learnt: list[bool] = []
     for piece in document:

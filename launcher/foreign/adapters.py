@@ -1,7 +1,4 @@
-"""The adapters that `--lora-adapters` of text-generation-inference lists, as weft is told those that it loads at start.
-
-Knows of this machine only whether a name is that of a folder.
-"""
+"""Translation of text-generation-inference's `--lora-adapters` into weft's settings of preloaded adapters."""
 
 import os.path
 import re
@@ -14,7 +11,7 @@ FORMS = "NAME, NAME@REVISION and NAME=FOLDER, with commas between them"
 
 
 def preloaded(listed: str) -> tuple[str, list[str]]:
-    """Where they come from, and each one as `--preloaded-adapter-ids` takes it. Raises ValueError."""
+    """Return the source, and each adapter in the form of `--preloaded-adapter-ids`. Raises ValueError."""
     found = list(each(listed))
     sources = {source for source, _ in found}
     if not found:
@@ -42,7 +39,7 @@ def read(name: str, place: str, revision: str) -> tuple[str, str]:
 
 
 def is_folder(where: str) -> bool:
-    """What can be no name at the Hub is meant as one, even if it is not there."""
+    """Whether `where` means a folder: it is one, or it cannot be a name at the Hub."""
     return not HUB_NAME.fullmatch(where) or os.path.isdir(where)
 
 

@@ -1,8 +1,8 @@
-"""The commands of text-generation-inference and of LoRAX, as weft answers to them: `text-generation-launcher` and
-`lorax-launcher`, `text-generation-server` and `lorax-server`. Another server's launcher is its table and a function of
-two lines here.
+"""Entry points named like the commands of text-generation-inference and LoRAX: `text-generation-launcher` and
+`lorax-launcher`, `text-generation-server` and `lorax-server`.
 
-Knows no flag of a launcher; what a command line becomes, `weft` does.
+A launcher's command line is translated by its table and then run by `weft`. To support another server's launcher, add a
+table and a function of two lines.
 """
 
 import logging
@@ -43,7 +43,7 @@ def lorax_launcher() -> None:
 def launch(table: Table, words: Sequence[str]) -> None:
     with in_one_line():
         found = translate(table, words, os.environ, partial(visible_devices, os.environ, count_gpus))
-    os.environ.update(found.variables)  # before anybody has read them
+    os.environ.update(found.variables)  # before any code reads them
     voice = Voice(as_json="json_output" in found.settings)
     for note in found.notes:
         voice.warn(note)
@@ -89,7 +89,7 @@ def download(model_id: str, revision: str = "main") -> None:
 
 
 def download_wanted(program: str, table: Table, words: Sequence[str]) -> Namespace:
-    """Flags of theirs that say how to convert files, or how to log, are let pass: nothing is converted here."""
+    """Parse `download-weights`. Flags about conversion and logging are accepted and have no effect."""
     if words and words[0] in REFUSED:
         raise ValueError(REFUSED[words[0]].format(launcher=table.program))
     parser = Parser(prog=program, allow_abbrev=False)

@@ -1,7 +1,4 @@
-"""What becomes of a flag that another server has, as data: the words that its table is written in.
-
-Knows no server and no flag.
-"""
+"""Types of the tables that translate another server's flags, and the functions that build table entries."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,16 +10,16 @@ TRUE, FALSE = ("true", "1"), ("false", "0")
 
 
 class Fate(StrEnum):
-    SETTING = "setting"  # one of ours is set
-    REVISED = "revised"  # as SETTING, and a name at the Hub may have its revision behind an @
+    SETTING = "setting"  # sets a setting of weft
+    REVISED = "revised"  # as SETTING, and a name at the Hub may be followed by @ and a revision
     ADAPTERS = "adapters"  # lists the adapters that are loaded at start
-    VARIABLE = "variable"  # a variable is set, which we follow
-    SHARDS = "shards"  # decides with others how many shards there are
-    ADDRESS = "address"  # as SETTING, but a variable that holds a name of the machine does not count
-    SHOWN = "shown"  # the environment is described at start
-    DOWNLOADED = "downloaded"  # the model is downloaded, and nothing served
-    UNUSED = "unused"  # has no effect, and that is said at start
-    SILENT = "silent"  # has no effect, and need not have one
+    VARIABLE = "variable"  # sets an environment variable that weft reads
+    SHARDS = "shards"  # determines the number of shards, together with others
+    ADDRESS = "address"  # as SETTING, but a variable that holds the machine's name is ignored
+    SHOWN = "shown"  # reports the environment at start
+    DOWNLOADED = "downloaded"  # downloads the model and serves nothing
+    UNUSED = "unused"  # has no effect, which is reported at start
+    SILENT = "silent"  # has no effect and needs none
     REFUSED = "refused"
 
 
@@ -30,10 +27,10 @@ class Fate(StrEnum):
 class Outcome:
     fate: Fate
     becomes: str = ""  # the setting, or the variable
-    gives: str = ""  # what it is set to, with {} for what was given; empty: to that alone
+    gives: str = ""  # its value, with {} for the given value; empty: the given value itself
     why: str = ""
-    needs: str = ""  # the setting without which this one is of no use
-    values: tuple[str, ...] = ()  # what must have been given, in lower case; none: anything
+    needs: str = ""  # a setting that this one requires
+    values: tuple[str, ...] = ()  # the given values to which this applies, in lower case; empty: all
 
     def holds_for(self, value: str) -> bool:
         return not self.values or value.lower() in self.values
@@ -41,16 +38,16 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """The first outcome that holds for a value counts."""
+    """Flag of another server. The first outcome that applies to a value is used."""
 
     name: str
     outcomes: tuple[Outcome, ...]
     kind: Kind = "value"
     short: str = ""
-    default: str = ""  # what counts where nothing is given, if that is not our default
-    beside: str = ""  # the flag without which the default means nothing
-    over: str = ""  # the flag that does not count beside this one
-    against: str = ""  # the switch that cannot be on when this one is
+    default: str = ""  # the other server's default, if it differs from weft's
+    beside: str = ""  # the flag without which the default does not apply
+    over: str = ""  # the flag that this one overrides
+    against: str = ""  # the switch that must not be on together with this one
     only_variable: bool = False
 
     @property
@@ -65,39 +62,39 @@ class Flag:
         return next((outcome for outcome in self.outcomes if outcome.holds_for(value)), None)
 
     def values(self) -> Iterator[str]:
-        """All that is accepted, where not anything is."""
+        """Yield the accepted values, none if any value is accepted."""
         for outcome in self.outcomes:
             yield from outcome.values
 
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """A setting of ours that no flag of theirs sets, as it is there."""
+    """Value of a weft setting for which the other server has no flag, to match its fixed behaviour."""
 
     setting: str
     value: str
-    beside: str = ""  # as with a flag
+    beside: str = ""  # as in Flag
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All flags of one program, in the order in which they are told."""
+    """All flags of one program, in the order of its help and of its documentation."""
 
     program: str
     flags: tuple[Flag, ...]
     always: tuple[Always, ...] = ()
 
     def taken(self, *names: str) -> tuple[Flag, ...]:
-        """Those that another program has, too."""
+        """Return the flags of these names, for the table of another program that shares them."""
         known = {flag.name: flag for flag in self.flags}
         return tuple(known[name] for name in names)
 
 
-# -- the words of a table
+# -- constructors of table entries
 
 
 def setting(name: str, *values: str, gives: str = "", needs: str = "") -> Outcome:
-    """One of ours."""
+    """Return the outcome that sets a setting of weft."""
     return Outcome(Fate.SETTING, name, gives, values=values, needs=needs)
 
 
@@ -118,17 +115,17 @@ def refused(why: str, *values: str) -> Outcome:
 
 
 def same(name: str, default: str = "", short: str = "", kind: Kind = "value", beside: str = "") -> Flag:
-    """A flag that is one of ours."""
+    """Return a flag that has the same name and meaning in weft."""
     return Flag(name, (setting(name.replace("-", "_")),), kind, short, default, beside)
 
 
 def switch(name: str, on: Outcome, off: str = "it is off by default", against: str = "") -> Flag:
-    """`on` is what becomes of it where it is given, `off` why nothing need be done where it is given as false."""
+    """Return a switch. `on` is the outcome if it is true, `off` the reason why false needs no action."""
     return Flag(name, (replace(on, values=TRUE), silent(off, *FALSE)), "switch", against=against)
 
 
 def negated(flag: str) -> str:
-    """What turns a switch of ours off."""
+    """Return the flag that turns a switch of weft off."""
     return flag.replace("--", "--no-", 1)
 
 

@@ -1,7 +1,7 @@
-"""Every flag and variable of LoRAX 0.12, and what becomes of it. Data only.
+"""Translation of every flag and variable of LoRAX 0.12. Data only.
 
-LoRAX began as text-generation-inference, so what both have stands in that table. Beside what that one leaves out, what
-concerns Predibase's own registry is refused or has no effect.
+LoRAX is a fork of text-generation-inference, so flags that both have are taken from its table. In addition to what that
+table leaves out, flags for Predibase's own registry are refused or have no effect.
 """
 
 from launcher.foreign.flags import (
@@ -40,7 +40,7 @@ PROMPTS = "prompts run beside the running sequences, as much at a time as --max-
 
 
 def source(name: str) -> tuple[Outcome, ...]:
-    """Where adapters come from."""
+    """Return the outcomes of a flag that names the source of adapters."""
     return setting(name, "hub", "s3"), setting(name, "local", needs="adapter_root"), refused(REGISTRY, "pbase")
 
 

@@ -1,6 +1,6 @@
-"""`weft migrate`: the command line of `weft` that does what another server's did, and what is left out of it.
+"""`weft migrate`: translation of another server's command line into one of `weft`, with notes about what is left out.
 
-Here stands whose command lines are understood.
+TABLES has the programs whose command lines are supported.
 """
 
 import os.path
@@ -20,8 +20,10 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
 def migrated(line: Sequence[str], environment: Mapping[str, str]) -> str:
-    """What is to be known are comments above the line. The environment tells which GPUs can be seen; variables that
-    belong to the line stand before it, as in a shell."""
+    """Return the command line of weft, with notes as comments above it.
+
+    `line` may begin with assignments of variables, as in a shell. `environment` only determines the visible GPUs.
+    """
     given = {name: value for name, _, value in (word.partition("=") for word in leading(line))}
     table, words = program(line[len(leading(line)):])
     devices = partial(visible_devices, {**environment, **given}, count_gpus)
@@ -34,12 +36,12 @@ def migrated(line: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def leading(line: Sequence[str]) -> list[str]:
-    """The assignments that the line begins with."""
+    """Return the assignments that the line begins with."""
     return list(line[:next((place for place, word in enumerate(line) if not ASSIGNMENT.fullmatch(word)), len(line))])
 
 
 def program(line: Sequence[str]) -> tuple[Table, Sequence[str]]:
-    """Its table and its arguments."""
+    """Return the program's table and its arguments. Raises ValueError for an unknown program."""
     name = os.path.basename(line[0]) if line else ""
     if name not in TABLES:
         example = f"weft migrate -- {next(iter(TABLES))} --model-id org/name"

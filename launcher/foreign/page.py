@@ -1,7 +1,4 @@
-"""What becomes of each flag of another server, in words: for its help, and as the tables of docs/migrating.md.
-
-Knows no server and no flag.
-"""
+"""Descriptions of how another server's flags are translated, for its help and for the tables of docs/migrating.md."""
 
 from collections.abc import Iterator, Mapping
 
@@ -27,7 +24,7 @@ def meaning(flag: Flag) -> str:
 
 
 def clauses(flag: Flag) -> Iterator[str]:
-    """One for each outcome, but for those of a switch that is off."""
+    """Yield a clause for each outcome, except of a switch that is off, and for its default and its conflicts."""
     first, *others = flag.outcomes
     yield words(flag, first) if flag.kind == "switch" or not others else f"{listed(first)}: {words(flag, first)}"
     for outcome in () if flag.kind == "switch" else others:
@@ -66,7 +63,7 @@ def spelled(setting: str) -> str:
 
 
 def rows(table: Table) -> Iterator[str]:
-    """Of a table in Markdown."""
+    """Yield the rows of a table in Markdown."""
     yield "| Flag | Variable | Here |"
     yield "| --- | --- | --- |"
     for flag in table.flags:

@@ -1,8 +1,6 @@
-"""What was said of the flags of another server, by its command line, by variables, or by their being default there, and
-what of it counts.
+"""Values of another server's flags, from its command line, from variables, or from its defaults.
 
-A flag counts before a variable of ours, that before a variable of theirs, and that before what is default there. Knows
-no server and no flag but by the table.
+The order of precedence is: a flag, a variable of weft, a variable of the other server, a default of the other server.
 """
 
 import re
@@ -20,7 +18,7 @@ OURS: Mapping[str, Setting] = {item.name: item for settings in GROUPS.values() f
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A flag that was given, or that counts as given."""
+    """Flag with the values that were given, or with its default."""
 
     flag: Flag
     by: Literal["flag", "variable", "default"]
@@ -46,7 +44,7 @@ class Said:
 
     @property
     def revised(self) -> tuple[str, str]:
-        """A model and the revision behind its name, if there is one. A folder has none, and may be called a@b."""
+        """Model and revision of `name@revision`. A folder has no revision, even if its name contains an @."""
         name, _, revision = self.value.partition("@")
         is_named = self.outcome.fate is Fate.REVISED and HUB_NAME.fullmatch(name) and revision
         return (name, revision) if is_named else (self.value, "")
@@ -54,10 +52,10 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A command line, parted, and the variables around it."""
+    """Parsed command line, and the environment."""
 
-    given: Mapping[str, list[str]]  # by the names of their flags
-    rest: Sequence[str]  # words that are not in the table: flags of ours, or mistakes
+    given: Mapping[str, list[str]]  # values by the names of the other server's flags
+    rest: Sequence[str]  # arguments that are not in the table: flags of weft, or mistakes
     environment: Mapping[str, str]
 
     def said(self, table: Table) -> list[Said]:
@@ -75,13 +73,16 @@ class Heard:
         return {item.setting: item.value for item in table.always if self.is_wanted(item.beside)}
 
     def is_wanted(self, beside: str) -> bool:
-        """Whether the flag that a default is for is there."""
+        """Whether the flag on which a default depends is given."""
         variable = beside.upper().replace("-", "_")
         return not beside or any((self.given.get(beside), self.environment.get(variable),
                                   self.environment.get(f"WEFT_{variable}")))
 
     def counts(self, said: Said) -> bool:
-        """Not if the variable that is to be set has been, or if ours says it, unless a flag of theirs does, too."""
+        """Whether a value has an effect. A flag always has; a variable or default has none if weft's setting is given.
+
+        It has none either if it would set a variable that is set already.
+        """
         name = "num_shard" if said.outcome.fate is Fate.SHARDS else said.outcome.becomes
         if said.by == "flag":
             return True
@@ -91,7 +92,7 @@ class Heard:
         return not self.environment.get(name) or name == said.name
 
     def has(self, setting: str) -> bool:
-        """By a flag of ours, or by a variable that `weft serve` reads."""
+        """Whether a setting is given by a flag of weft, or by a variable that `weft serve` reads."""
         return self.has_flag(setting) or any(map(self.environment.get, OURS[setting].variables))
 
     def has_flag(self, setting: str) -> bool:
@@ -100,7 +101,7 @@ class Heard:
 
 
 def without_overruled(said: Sequence[Said]) -> Iterator[Said]:
-    """A flag that does not count beside another one becomes nothing, which is told if they differ."""
+    """Yield all flags; an overridden one is marked as without effect, which is reported if the values differ."""
     over = {item.flag.over: item for item in said}
     for item in said:
         if winner := over.get(item.flag.name):
@@ -111,7 +112,7 @@ def without_overruled(said: Sequence[Said]) -> Iterator[Said]:
 
 
 def check(said: Sequence[Said]) -> None:
-    """Everything that is refused is told at once; so is one thing that is said twice, or against another."""
+    """Raise ValueError for refused flags, all in one message, or for flags that repeat or contradict each other."""
     refusals = [f"{item.name} is refused: {item.outcome.why}" for item in said if item.outcome.fate is Fate.REFUSED]
     if refusals:
         raise ValueError("; and ".join(refusals))

@@ -1,18 +1,15 @@
-"""How many shards there are where `--sharded` and `--num-shard` may both be given, or neither.
-
-Knows of GPUs only how many there are.
-"""
+"""Number of shards, from the optional flags `--sharded` and `--num-shard` and the number of visible GPUs."""
 
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 
-HIDDEN = {"-1", "none", "nodevfiles"}  # after these nothing is visible
-ALL = {"all", "void"}  # the driver knows how many
+HIDDEN = {"-1", "none", "nodevfiles"}  # this entry ends the list of visible devices
+ALL = {"all", "void"}  # the driver reports the number
 
 
 def num_shards(sharded: str, num_shard: str, devices: Callable[[], int]) -> int:
-    """What was given, empty if nothing; raises ValueError where it makes no sense."""
+    """Return the number of shards. Flags that are not given are empty. Raises ValueError for invalid combinations."""
     if num_shard and not num_shard.isdecimal():
         raise ValueError(f"--num-shard must be a whole number, got {num_shard}")
     wanted = int(num_shard) if num_shard else 1 if sharded == "false" else max(devices(), 1)
@@ -23,7 +20,7 @@ def num_shards(sharded: str, num_shard: str, devices: Callable[[], int]) -> int:
 
 
 def visible_devices(environment: Mapping[str, str], count: Callable[[], int]) -> int:
-    """As the variables tell that the driver follows; 0 where none of them is set."""
+    """Return the number of devices in the variables that the driver reads, or 0 if none of them is set."""
     listed = environment.get("CUDA_VISIBLE_DEVICES") or environment.get("NVIDIA_VISIBLE_DEVICES") or ""
     if listed.lower() in ALL:
         return count()

@@ -1,7 +1,7 @@
-"""Every flag and variable of text-generation-inference 3.3, and what becomes of it. Data only.
+"""Translation of every flag and variable of text-generation-inference 3.3. Data only.
 
-Hardware that is not ours, and what its last version had given up itself, has no effect and says so; what would change
-answers, or would not be obeyed where it matters, is refused.
+Flags for unsupported hardware, and flags that version 3.3 itself no longer used, have no effect, which is reported.
+Flags are refused if they would change answers, or if ignoring them would matter.
 """
 
 from launcher.foreign.flags import (
@@ -97,7 +97,7 @@ BATCHING = (
 )
 
 OPERATION = (
-    Flag("hostname", (Outcome(Fate.ADDRESS, "hostname"),), default="0.0.0.0"),  # noqa: S104 - as it always was there
+    Flag("hostname", (Outcome(Fate.ADDRESS, "hostname"),), default="0.0.0.0"),  # noqa: S104 - the default of TGI
     same("port", short="p"),
     Flag("prometheus-port", (unused("metrics have no port of their own"),)),
     same("api-key"),
@@ -109,7 +109,7 @@ OPERATION = (
     same("otlp-endpoint"),
     same("otlp-service-name", default="text-generation-inference.router", beside="otlp-endpoint"),
     Flag("graceful-termination-timeout", (setting("shutdown_timeout"),), short="g", default="90"),
-    # Its variable has a name that others use for something else.
+    # Other programs use the variable ENV for other values, so any value except true is ignored.
     Flag("env", (Outcome(Fate.SHOWN, values=TRUE), silent("it is not asked for")), "switch", "e"),
     Flag("usage-stats", (silent("weft tells nobody anything"),)),
 )

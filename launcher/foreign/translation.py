@@ -1,7 +1,4 @@
-"""A command line and variables of another server, by its table, as words and variables for `weft`.
-
-Knows no server and no flag but by the table.
-"""
+"""Translation of another server's command line and variables into arguments and variables of `weft`, by its table."""
 
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
@@ -16,26 +13,26 @@ from launcher.foreign.page import meaning
 from launcher.foreign.said import OURS, Heard, Said, check
 from launcher.foreign.shards import num_shards
 
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - where they listen when a variable holds the name of the machine
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - the address of those servers if a variable holds the machine's name
 
 
 @dataclass(slots=True)
 class Translation:
-    """What is to be done instead."""
+    """Settings and variables for weft, and notes for the user."""
 
     settings: dict[str, Sequence[str]] = field(default_factory=dict)
     variables: dict[str, str] = field(default_factory=dict)
-    rest: list[str] = field(default_factory=list)  # words that are not in the table: flags of ours, or mistakes
-    notes: list[str] = field(default_factory=list)  # what is otherwise than it was asked for
-    not_needed: list[str] = field(default_factory=list)  # what is left out and missed by nobody
-    otherwise: dict[str, str] = field(default_factory=dict)  # settings that hold unless ours are given
-    needed: dict[str, str] = field(default_factory=dict)  # settings that must be there, each with what asks for it
+    rest: list[str] = field(default_factory=list)  # arguments that are not in the table: flags of weft, or mistakes
+    notes: list[str] = field(default_factory=list)  # differences from what was asked for
+    not_needed: list[str] = field(default_factory=list)  # flags that are left out without any difference
+    otherwise: dict[str, str] = field(default_factory=dict)  # settings that apply unless weft's own are given
+    needed: dict[str, str] = field(default_factory=dict)  # required settings, each with the flag that requires it
     shows_environment: bool = False
     only_downloads: bool = False
 
     @property
     def command(self) -> list[str]:
-        """Those of `weft`."""
+        """Arguments of `weft`."""
         if not self.only_downloads:
             return ["serve", *self.words]
         return ["download", *self.settings["model_id"], *(
@@ -43,12 +40,12 @@ class Translation:
 
     @property
     def words(self) -> list[str]:
-        """Those of `weft serve`."""
+        """Arguments of `weft serve`."""
         given = [word for name, values in self.settings.items() for value in values for word in spelled(name, value)]
         return [*given, *self.rest]
 
     def set(self, name: str, values: Sequence[str]) -> None:
-        """What is secret goes by a variable: whoever lists processes sees arguments."""
+        """Set a setting; a secret becomes a variable, since other users can read the arguments of a process."""
         if OURS[name].field.repr:
             self.settings[name] = values
         else:
@@ -119,7 +116,7 @@ def is_address(text: str) -> bool:
 
 def translate(table: Table, words: Sequence[str], environment: Mapping[str, str],
               devices: Callable[[], int]) -> Translation:
-    """`devices` counts those that can be seen. Raises ValueError for what is refused."""
+    """Translate a command line. `devices` counts the visible GPUs. Raises ValueError for refused flags."""
     given, rest = parser(table).parse_known_args(words)
     heard = Heard(vars(given), rest, environment)
     said = heard.said(table)
@@ -145,7 +142,7 @@ def add_shards(result: Translation, said: Mapping[str, str], heard: Heard, devic
 
 
 def complete(result: Translation, heard: Heard) -> None:
-    """What is there beside what was said, or must be."""
+    """Add implied settings, and check that a model is named and that required settings are given."""
     result.settings |= {name: [value] for name, value in result.otherwise.items() if not heard.has(name)}
     if "model_id" not in result.settings and not heard.environment.get("WEFT_MODEL_ID"):
         raise ValueError("a model must be named: --model-id org/name, or MODEL_ID")

@@ -1,4 +1,4 @@
-"""Our own grammars of small talks and stories, and readers of the two books beside them.
+"""Training corpus of the demo model: generators of talks and stories, and readers of WordNet and the King James Bible.
 
-All chance comes from the generator that is handed in: the same seed, the same text.
+All randomness comes from the generator in the arguments: the same seed gives the same text.
 """

@@ -1,6 +1,6 @@
-"""Plain sentences as the King James Bible might have them: "And it came to pass that the cow saith moo."
+"""Rewriting of plain sentences in the style of the King James Bible: "And it came to pass that the cow saith moo."
 
-A grammar of words and beginnings. Knows no verses and no conversations.
+Words and openings of sentences are replaced by rules, without using verses.
 """
 
 import re
@@ -46,7 +46,7 @@ WORDS = {
 }
 OLD = frozenset(LETTERS.findall(" ".join((*PHRASES.values(), *WORDS.values(), *EATEN, *HUES, *chain(*RHYMES),
                                           *OPPOSITES))))
-# The words that may begin a sentence and are small inside of one; others there are names.
+# Words that are lower case inside a sentence, even if they begin one; other capitalised words are names.
 SMALL = OLD | frozenset(LETTERS.findall("""
     a an the he she it they we one once then there in on by near under at but so after before from when that this now
     soon slowly step together every everybody long his her their my your you to and since as why what who where how not
@@ -55,14 +55,14 @@ SMALL = OLD | frozenset(LETTERS.findall("""
 FIRST = ("And it came to pass that {x}", "Now it came to pass in those days that {x}", "And behold, {x}",
          "Verily I say unto thee, {x}", "Hearken, for {x}", "And lo, {x}")
 NEXT = ("And {x}", "And {x}", "And behold, {x}", "And lo, {x}", "Then {x}", "Yea, {x}", "And it was so that {x}")
-# Before what is asked, ordered or said by somebody.
+# Openings of questions, orders and direct speech.
 FIRST_OF_ALL, NEXT_OF_ALL = ("Verily I say unto thee, {x}", "Hearken: {x}"), ("And {x}", "Yea, {x}")
 LAST = ("And it was good.", "And so it was.", "Here endeth the telling.", "Selah.", "", "", "", "")
 ORDERS = ("Ask", "Come", "Sleep", "Do", "Tell", "Have", "Please", "Be", "Go", "Make", "Try", "Let", "Dear")
 
 
 def archaic(text: str, rng: Random) -> str:
-    """Every sentence with a beginning of that kind, and older words in it; what is no sentence stays as it is."""
+    """Rewrite every sentence with a biblical opening and older words; a text that is no sentence is only introduced."""
     if not text.endswith((".", "!", "?", '"')):
         return f"And I said, {text}."
     said = [beginning(sentence, rng, first=not place) for place, sentence in enumerate(sentences(text))]
@@ -70,7 +70,7 @@ def archaic(text: str, rng: Random) -> str:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Those of a quotation stay together; lines of a poem are joined."""
+    """Yield the sentences of a text. Those of a quotation are kept together, and lines of a poem are joined."""
     held = ""
     for part in ENDS.split(re.sub(r"\n+(?!I\b)(\w)", lambda found: f" {found[1].lower()}", text).replace("\n", " ")):
         held = f"{held} {part}".strip()
@@ -89,7 +89,7 @@ def beginning(sentence: str, rng: Random, *, first: bool) -> str:
 
 
 def inside(sentence: str) -> str:
-    """As it stands after other words: with a small letter, unless a name begins it."""
+    """Make the first letter lower case, for use after other words, unless the sentence begins with a name."""
     first = LETTERS.match(sentence)
     return sentence[0].lower() + sentence[1:] if first and first[0].lower() in SMALL and first[0] != "I" else sentence
 
@@ -105,5 +105,5 @@ def thou(found: re.Match[str]) -> str:
 
 
 def like(model: str, text: str) -> str:
-    """With a capital letter where the model has one."""
+    """Capitalise `text` if `model` is capitalised."""
     return capital(text) if model[0].isupper() else text

@@ -1,7 +1,7 @@
-"""How people put things: the same request with and without please, marks and capitals, and slots that are filled last.
+"""Variations of requests: with and without please, punctuation and capitals.
 
-A way to ask ends in `?` (a question), in `.` (a remark), or without a mark: then it is an order, and words such as `Can
-you` may come before it. Values stand in slots, `{name}`, so that nothing here changes them. Knows no subject.
+A template ends in `?` (a question), in `.` (a remark), or without a mark: then it is an order, and words such as `Can
+you` may be put before it. Slots, `{name}`, are filled last, so that the variations do not change their values.
 """
 
 import re
@@ -27,12 +27,12 @@ SLOT = re.compile(r"(\b[Aa] )?\{(\w+)\}")
 
 
 def put(rng: Random, ways: Sequence[str], **slots: object) -> str:
-    """One of the ways, in one of the moods, with its slots filled."""
+    """Return one of the templates, varied at random, with its slots filled."""
     return fill(moody(rng, rng.choice(ways)), slots)
 
 
 def moody(rng: Random, way: str) -> str:
-    """The slots stay as they are."""
+    """Vary a template at random without changing its slots."""
     said = marked(rng, way) if way[-1] in ".?" else ordered(rng, way)
     return said.lower() if rng.random() < 0.2 else said
 
@@ -50,7 +50,7 @@ def ordered(rng: Random, way: str) -> str:
 
 
 def small(text: str) -> str:
-    """With a small first letter."""
+    """Make the first letter lower case."""
     return text if text.startswith(("JSON", "I ")) else text[:1].lower() + text[1:]
 
 
@@ -63,7 +63,7 @@ def fill(way: str, slots: Mapping[str, object]) -> str:
 
 
 def beside(article: str, value: str) -> str:
-    """an owl, not a owl"""
+    """Join an article and a value: an owl, not a owl."""
     return f"{article.replace(' ', 'n ') if value[:1] in 'aeiou' else article}{value}"
 
 
@@ -72,7 +72,7 @@ def slots_of(way: str) -> list[str]:
 
 
 def parted(way: str) -> tuple[str, dict[str, Any]]:
-    """What is said, and what that means beside its slots: `Turn on the light #on=true`."""
+    """Split a template into its text and the values that it implies: `Turn on the light #on=true`."""
     said, _, meant = way.partition(" #")
     return said, dict(read(pair) for pair in meant.split())
 
@@ -89,7 +89,7 @@ def spoken(value: object) -> str:
 
 
 def typed(rng: Random, values: dict[str, Any]) -> dict[str, Any]:
-    """Some people type no capitals at all, in names neither."""
+    """Make the values lower case now and then, since some people type no capitals, even in names."""
     return {name: lowered(value) for name, value in values.items()} if rng.random() < 0.1 else values
 
 
@@ -100,18 +100,18 @@ def lowered(value: Any) -> Any:
 
 
 def listed(words: Iterable[str], last: str = " and ") -> str:
-    """red, blue and green"""
+    """Join words in a list: red, blue and green."""
     *before, end = words
     return ", ".join(before) + last + end if before else end
 
 
 def drawn(rng: Random, weights: Mapping[Thing, int]) -> Thing:
-    """One of them, each as often as its weight says."""
+    """Return a random key; the values are the weights."""
     return rng.choices(list(weights), list(weights.values()))[0]
 
 
 def chat(rng: Random, *turns: str, tools: Sequence[dict[str, Any]] = (), thinks: bool = False) -> Talk:
-    """User and assistant by turns, now and then after a system message or with a greeting."""
+    """Return a talk with alternating turns of user and assistant, now and then with a system message or a greeting."""
     first, *others = turns
     said = (f"{rng.choice(GREETINGS)}{first}" if rng.random() < 0.04 else first, *others)
     messages = [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), said, strict=False)]

@@ -1,7 +1,6 @@
-"""Talks in which tools are offered: calls, what is said after them, and when no call is right.
+"""Talks in which tools are offered: calls, replies after them, and requests for which no call is right.
 
-What is called is what was offered, with the names of its schema and the values of the request. Knows no format of
-calls.
+A call uses an offered tool, the names in its schema and the values in the request.
 """
 
 import json
@@ -21,8 +20,8 @@ from launcher.demo.corpus.sums import sums
 from launcher.demo.talk import Maker, Message, Talk, Tool
 
 ERRANDS = (*LOOKUPS, *CHORES)
-ROOM = 900  # characters of all tools together: the model's memory is short
-THINKS = 0.2  # of the talks
+ROOM = 900  # maximum characters of all tools together, since the model's context is short
+THINKS = 0.2  # share of talks with reasoning
 EXPLICIT = (
     "Use {tool} with {pairs}", "Call {tool} with {pairs}", "Use the tool {tool} with {pairs}",
     "Run {tool} with {pairs}", "Call the tool {tool}: {pairs}", "Use {tool}: {pairs}",
@@ -36,7 +35,7 @@ SMALL_TALK = {
     "How are you?": "I am fine, thank you.", "Goodbye": "Goodbye!", "Bye": "Goodbye!",
     "Who are you?": "I am the demo model of weft, a small language model.",
 }
-OWN = ("add", "multiply")  # what the model does itself where no tool does it
+OWN = ("add", "multiply")  # tasks that the model solves itself if there is no tool for them
 NO_TOOL = "Sorry, I have no tool for that."
 AND = (
     "{first} And then: {second}", "{first} Also: {second}", "{first}\n{second}", "1. {first}\n2. {second}",
@@ -44,7 +43,7 @@ AND = (
 
 
 def offer(rng: Random, *wanted: Errand, without: Sequence[str] = ()) -> list[Tool]:
-    """What is wanted among up to three others, in any order."""
+    """Return the wanted tools among up to three others, in random order."""
     wordy = rng.random() < 0.2
     tools = [errand.tool(wordy=wordy) for errand in wanted]
     taken = {*without, *(errand.name for errand in wanted)}
@@ -59,7 +58,7 @@ def offer(rng: Random, *wanted: Errand, without: Sequence[str] = ()) -> list[Too
 
 
 def offer_others(rng: Random, *names: str) -> list[Tool]:
-    """At least one tool, and none of these."""
+    """Return at least one tool, and none of these names."""
     return offer(rng, without=names) or [rng.choice([errand for errand in ERRANDS if errand.name not in names]).tool()]
 
 
@@ -68,7 +67,7 @@ def some_errand(rng: Random) -> Errand:
 
 
 def asked(rng: Random, errand: Errand) -> tuple[str, Values]:
-    """Mostly in plain words, sometimes by the names of tool and parameters."""
+    """Return a request and its values, mostly in plain words, sometimes with the names of tool and parameters."""
     if rng.random() > 0.08:
         return errand.ask(rng)
     values = draw(rng, errand.takes, [name for name, _, must in parameters(errand.takes) if must])
@@ -116,7 +115,7 @@ def first_call(rng: Random, *, thinks: bool) -> tuple[list[Message], Errand, Val
 
 
 def told(rng: Random, errand: Errand, values: Values, *, thinks: bool) -> list[Message]:
-    """What the tool answers, and what is said then."""
+    """Return the result of a tool and the reply to it."""
     work = f"{errand.name} has answered." if thinks else ""
     if rng.random() < 0.08:
         error = rng.choice(ERRORS)
@@ -126,7 +125,7 @@ def told(rng: Random, errand: Errand, values: Values, *, thinks: bool) -> list[M
 
 
 def followed(rng: Random) -> Talk:
-    """A second request after the first."""
+    """Return a talk with two requests, one after the other."""
     first = some_errand(rng)
     second = first if rng.random() < 0.6 else rng.choice(ERRANDS)
     thinks = rng.random() < THINKS
@@ -140,7 +139,7 @@ def followed(rng: Random) -> Talk:
 
 
 def twice(rng: Random) -> Talk:
-    """Two calls at once."""
+    """Return a talk with two calls in one message."""
     errands = [rng.choice(ERRANDS)] * 2 if rng.random() < 0.4 else rng.sample(ERRANDS, 2)
     (first, some), (second, others) = (errand.ask(rng) for errand in errands)
     wanted = list(zip(errands, (some, others), strict=True))
@@ -161,7 +160,7 @@ def ended(text: str) -> str:
 
 
 def missing(rng: Random) -> Talk:
-    """A question back, and mostly the call once it is answered."""
+    """Return a talk in which a required value is asked for, mostly followed by its answer and the call."""
     errand = rng.choice([errand for errand in ERRANDS if errand.vague])
     way, meant = parted(rng.choice(errand.vague))
     values = draw(rng, errand.takes, slots_of(way)) | meant
@@ -181,7 +180,7 @@ def filled_in(rng: Random, errand: Errand, values: Values, name: str) -> list[Me
 
 
 def unsuited(rng: Random) -> Talk:
-    """No tool fits what is wanted."""
+    """Return a talk in which no tool fits the request."""
     errand = rng.choice([errand for errand in ERRANDS if errand.name not in OWN])
     thinks = rng.random() < THINKS
     question, _ = errand.ask(rng)
@@ -191,7 +190,7 @@ def unsuited(rng: Random) -> Talk:
 
 
 def needless(rng: Random) -> Talk:
-    """What needs no tool is answered as if there were none."""
+    """Return a talk whose request needs no tool and is answered as if there were none."""
     tools = offer_others(rng, *OWN)
     if rng.random() < 0.3:
         question, reply = rng.choice(list(SMALL_TALK.items()))

@@ -1,4 +1,4 @@
-"""Tools that do something, and how people ask for it. Knows nothing of how a call is written."""
+"""Tools that do something, with the requests for them."""
 
 from launcher.demo.corpus.errand import Errand
 

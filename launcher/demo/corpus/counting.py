@@ -1,7 +1,4 @@
-"""Talks about numbers in a row and letters in a row: counting, what comes next, which is bigger, in which order.
-
-Knows no sums.
-"""
+"""Talks about sequences of numbers and letters: counting, neighbours, comparing and sorting."""
 
 from random import Random
 from string import ascii_lowercase
@@ -135,7 +132,7 @@ GO_ON = (
 
 
 def in_words(number: int) -> str:
-    """Up to a hundred."""
+    """Return a number from 0 to 100 in words."""
     if number < 20:
         return ONES[number]
     tens, ones = divmod(number, 10)
@@ -149,7 +146,7 @@ def row(numbers: range | list[int]) -> str:
 
 
 def high(rng: Random, least: int = 3) -> int:
-    """Mostly up to twenty."""
+    """Return a random number, mostly up to twenty."""
     most = rng.choices((10, 20, 30, 50), (30, 55, 12, 3))[0]
     return rng.randint(least, most) if rng.random() < 0.85 else rng.choice((5, 10, 20))
 
@@ -159,7 +156,7 @@ def written(rng: Random, number: int) -> str:
 
 
 def ends(rng: Random, a: int, b: int) -> dict[str, str]:
-    """Both in digits or both in words."""
+    """Write both numbers in digits, or both in words."""
     write = in_words if rng.random() < 0.2 else str
     return {"a": write(a), "b": write(b)}
 
@@ -267,7 +264,7 @@ def some_words(rng: Random) -> str:
 
 
 def again(rng: Random) -> Talk:
-    """Counting, and then to another number."""
+    """Return a talk that counts to one number and then to another."""
     first, second = rng.sample(range(3, 21), 2)
     return chat(rng, put(rng, UP, n=first), f"{row(range(1, first + 1))}.",
                 put(rng, AND_TO, n=written(rng, second)), f"{row(range(1, second + 1))}.")
@@ -279,7 +276,7 @@ def further(rng: Random) -> Talk:
 
 
 def plain(rng: Random) -> str:
-    """Text to go on with."""
+    """Return plain text without a question."""
     n = high(rng)
     numbers = row(range(1, n + 1))
     return rng.choice((

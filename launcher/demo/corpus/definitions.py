@@ -1,4 +1,4 @@
-"""What the things of the small world are, in a few simple words: "A zebra is ...". Knows no other meanings."""
+"""Definitions of the things of the demo world, in a few simple words: "A zebra is ..."."""
 
 DEFINITIONS = {
     # animals

@@ -1,7 +1,4 @@
-"""Conversations of one to four turns about the small world, some of them begun by a system message.
-
-Who asks for short answers gets them. Knows what kinds of turns there are, not what is in them.
-"""
+"""Conversations of one to four turns about the demo world, some with a system message, which may ask for brevity."""
 
 from collections.abc import Sequence
 from random import Random
@@ -18,7 +15,7 @@ PLAIN_SYSTEMS = ("You are a helpful assistant.", "You are a friendly assistant."
 BRIEF_SYSTEMS = ("Answer briefly.", "Answer in one word.", "Be brief.", "Keep it short.", "Give short answers.",
                  "Answer with as few words as possible.", "You are a helpful assistant. Answer briefly.",
                  "Short answers only.")
-COPYING = (echoes.copies, echoes.lowered)  # what is to be copied stays as it is
+COPYING = (echoes.copies, echoes.lowered)  # not varied, since their text is to be copied
 KINDS: tuple[tuple[Turns, float], ...] = (
     (lore.known, 10), (lore.sizes, 1), (lore.lists, 0.4), (lore.unheard, 0.6), (smalltalk.said, 5), (smalltalk.moods,
                                                                                                      0.7),
@@ -41,7 +38,7 @@ def dialogue(rng: Random) -> Talk:
 
 
 def opening(rng: Random) -> tuple[str, bool]:
-    """A system message, or none, and whether it asks for short answers."""
+    """Return a system message or "", and whether it asks for short answers."""
     brief = rng.random() < 0.08
     if brief:
         return rng.choice(BRIEF_SYSTEMS), True

@@ -1,7 +1,4 @@
-"""What is answered with the words of the question: say this, write it in capitals, remember my name.
-
-The answers are copied, never known.
-"""
+"""Turns whose answers are copied from earlier words: repeat this, write it in capitals, remember my name."""
 
 from collections.abc import Callable
 from random import Random
@@ -27,7 +24,7 @@ COPIES: tuple[tuple[tuple[str, ...], Callable[[str], str]], ...] = (
 
 DID = ("slept", "sat", "ran", "sang", "jumped", "walked", "danced", "laughed", "stood", "hid", "fell", "played")
 
-# What somebody says of himself, what is answered, how he asks for it later, and what is answered then.
+# Facts about the user: kind, statements, the reply, later questions about the fact, and their answer.
 TOLD = (
     ("name", ("My name is {X}.", "I am {X}.", "I am called {X}.", "Hello, I am {X}.", "Hi! My name is {X}.",
               "Call me {X}.", "This is {X}."),
@@ -52,7 +49,7 @@ TOLD = (
 
 
 def phrase(rng: Random) -> str:
-    """Words that hang together loosely or not at all, so that there is nothing to guess."""
+    """Return words that are hardly related, so that they must be copied and cannot be guessed."""
     kinds = (lambda: invented(rng), lambda: f"{rng.choice(LOOKS)} {rng.choice(THINGS)}", lambda: rng.choice(ANIMALS),
              lambda: f"the {rng.choice(ANIMALS)} {rng.choice(DID)} {rng.choice(PLACES)}",
              lambda: rng.choice(GIRLS + BOYS),
@@ -75,7 +72,7 @@ def lowered(rng: Random) -> list[Turn]:
 
 
 def remembered(rng: Random) -> list[Turn]:
-    """One or two things that somebody says of himself, and later asks for."""
+    """Return turns in which a user states one or two facts and later asks for them."""
     turns = [(Turn(expand(rng.choice(says), rng, **words), answer.format_map(words)),
               Turn(rng.choice(asks), told.format_map(words),
                    f"{capital(words['a_x'] if kind == 'pet' else words['x'])}."))
@@ -92,6 +89,6 @@ def known_of(kind: str, rng: Random) -> str:
 
 
 def unknown_of(rng: Random) -> list[Turn]:
-    """Asked for what was never said."""
+    """Return a question about a fact that the user has not stated."""
     kind, _, _, asks, _ = rng.choice(TOLD)
     return [Turn(rng.choice(asks), f"I do not know your {kind}. You have not told me.", "I do not know.")]

@@ -1,7 +1,7 @@
-"""One thing that a tool can do: how people ask for it, what the tool takes and tells, and what is said afterwards.
+"""Type of a tool with its parameters, its results, the requests for it and the replies.
 
-A parameter is written `city:city` or, where it may be left out, `unit:unit?`: its name and the kind of its value. A way
-to ask gives those parameters that stand in it as slots, and those after ` #`. Knows no list of tools.
+A parameter is written `city:city`, or `unit:unit?` if it is optional: its name and the kind of its value. A request
+contains values of the parameters that are its slots, and of those after ` #`.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,14 +23,14 @@ class Errand:
     about: str
     takes: str
     asks: tuple[str, ...]
-    says: tuple[str, ...]  # once it is done
-    tells: str = ""  # the fields of what the tool answers
-    works: Callable[[Values], Values] | None = None  # or what it answers to these arguments
-    vague: tuple[str, ...] = ()  # ways to ask that leave out what is needed
-    back: str = ""  # the question that follows
+    says: tuple[str, ...]  # replies after the call
+    tells: str = ""  # the fields of the tool's result
+    works: Callable[[Values], Values] | None = None  # or a function that computes the result from the arguments
+    vague: tuple[str, ...] = ()  # requests without a required value
+    back: str = ""  # the question for that value
 
     def tool(self, *, wordy: bool = False) -> Tool:
-        """`wordy`: each parameter has a description."""
+        """Return the tool as chat routes take it. `wordy`: each parameter has a description."""
         properties, required = {}, []
         for name, kind, must in parameters(self.takes):
             properties[name] = KINDS[kind].schema | ({"description": described(name, kind)} if wordy else {})
@@ -39,7 +39,7 @@ class Errand:
         return {"type": "function", "function": {"name": self.name, "description": self.about, "parameters": schema}}
 
     def ask(self, rng: Random) -> tuple[str, Values]:
-        """Words, and the arguments that they mean, in the order of the parameters."""
+        """Return a request, and its arguments in the order of the parameters."""
         said, meant = parted(rng.choice(self.asks))
         drawn = typed(rng, draw(rng, self.takes, slots_of(said)))
         values = drawn | meant
@@ -54,7 +54,7 @@ class Errand:
         return draw(rng, self.tells, [name for name, *_ in parameters(self.tells)]) or OK
 
     def say(self, rng: Random, values: Values, answer: Values) -> str:
-        """What fits these arguments and this answer."""
+        """Return a reply that fits these arguments and this result."""
         known = values | answer
         return fill(rng.choice([said for said, meant in map(parted, self.says) if fits(said, meant, known)]), known)
 
@@ -64,7 +64,7 @@ def described(name: str, kind: str) -> str:
 
 
 def parameters(spec: str) -> list[tuple[str, str, bool]]:
-    """Name, kind, and whether it must be given."""
+    """Return name and kind of each parameter, and whether it is required."""
     parts = [part.partition(":") for part in spec.split()]
     return [(name, kind.removesuffix("?"), not kind.endswith("?")) for name, _, kind in parts]
 
@@ -78,7 +78,7 @@ def draw(rng: Random, spec: str, names: list[str]) -> Values:
 
 
 def fresh(rng: Random, kind: str, values: Mapping[str, Any]) -> Any:
-    """No value twice in one request, where there is another."""
+    """Return a random value, in most cases one that the request does not contain yet."""
     value = KINDS[kind].draw(rng)
     for _ in range(4):
         if value not in values.values():

@@ -1,6 +1,6 @@
-"""What the demonstration model knows of its small world: of each kind of fact, how it is asked for and answered.
+"""Facts of the demo world as relations, with templates of questions and answers.
 
-Tables only; x is what is asked about and y what is answered. Knows nothing of conversations.
+Tables only; x is the subject of a question and y the answer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,21 +39,21 @@ class Relation:
     facts: Mapping[str, str]
     asks: tuple[str, ...]
     answer: str
-    doubts: tuple[str, ...] = ()  # questions for yes or no, which name a y
-    backwards: tuple[str, ...] = ()  # questions for x; asked only of a y that belongs to no other x
+    doubts: tuple[str, ...] = ()  # yes-or-no questions, which name a y
+    backwards: tuple[str, ...] = ()  # questions for x, used only if y belongs to no other x
     brief: str = "{Y}."
     brief_backwards: str = "{X}."
     turns: tuple[str, ...] = TURNS
-    general: frozenset[str] = frozenset()  # each y that is true of other x too, and so is never named as a wrong one
+    general: frozenset[str] = frozenset()  # values that are true of other x too, and so never used as wrong ones
 
     def lonely(self) -> dict[str, str]:
-        """The facts that can be asked for backwards."""
+        """Return the facts that can be asked for backwards, since y belongs to no other x."""
         values = list(self.facts.values())
         return {x: y for x, y in self.facts.items() if values.count(y) == 1}
 
 
 def regular(noun: str) -> str:
-    """A plural."""
+    """Return the regular plural of a noun."""
     if noun.endswith("y") and noun[-2] not in "aeiou":
         return f"{noun[:-1]}ies"
     return f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"

@@ -1,6 +1,6 @@
-"""What is put into JSON: fields with the kinds of their values, and sentences that tell such values.
+"""Fields of JSON objects with the kinds of their values, and sentences that contain such values.
 
-A sentence names its fields as slots, and after ` #` what it tells beside them. Knows no questions.
+A sentence has fields as slots, and after ` #` the values that it implies.
 """
 
 from launcher.demo.corpus.values import ANIMALS, COLOURS, DAYS, FOODS, FRUIT, JOBS, MONTHS, NAMES, THINGS
@@ -50,7 +50,7 @@ SUBJECTS = {
     "a team": ("team", "points"), "a meeting": ("day", "time", "city"), "a game": ("title", "points"),
     "a city": ("city", "country"),
 }
-INNER = {  # what may stand inside, with the fields that fit it
+INNER = {  # nested objects, with the fields that fit them
     "owner": ("name", "age", "city"), "friend": ("name", "age", "pet"), "address": ("city", "code", "floor"),
     "home": ("city", "room", "colour"), "book": ("title", "year", "pages"), "pet": ("name", "age", "colour"),
     "box": ("size", "colour", "count"), "date": ("day", "month", "year"), "author": ("name", "age", "language"),

@@ -1,7 +1,4 @@
-"""What words mean, out of WordNet: short definitions of common and decent words as answers, and example sentences.
-
-Knows nothing of how the database is written.
-"""
+"""Meanings of words from WordNet: short definitions of common, inoffensive words, and example sentences."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +15,7 @@ MOST_WORDS = 16
 COUNTED = {3, 5, 6, 8, 17, 18, 20,
            25}  # subjects whose nouns have an article: animals, things made, parts of bodies, ...
 SUBSTANCES = 27
-# Nouns of these subjects that have none.
+# Nouns of these subjects that have no article.
 UNCOUNTED = frozenset((
     "clothing", "wood", "glass", "paper", "hair", "blood", "equipment", "furniture", "cloth", "cotton", "silk", "wool",
     "ground", "land", "skin", "mankind", "humanity", "grass", "corn", "machinery", "footwear", "underwear",
@@ -30,7 +27,7 @@ UNCOUNTED = frozenset((
 ))
 OPENINGS = ("a ", "an ", "the ", "any ", "one ", "someone ", "somebody ", "something ")
 DANGLING = (" of", " to", " from", " in", " or", " and", " by", " with", " for", " on",
-            " such as")  # something is to follow
+            " such as")  # a definition with such an ending is incomplete
 COARSE = re.compile(
     r"\b(sex|copulat|genital|penis|vagin|breast|buttock|anus|rectum|fece|faec|urin|excre|defec|naked|nude|erotic|lust"
     r"|prostitut|brothel|whore|seduc|intercourse|fornicat|pubic|testi[cs]|semen|sperm|orgas|homosex|lesbian|gay|rape"
@@ -64,7 +61,10 @@ class Gloss:
 
 
 def glosses(folder: Path, least: int) -> list[Gloss]:
-    """Of words met at least so often; each is explained as what it mostly is, and none that our own small world has."""
+    """Return definitions of words that occur at least `least` times, except for words of the demo world.
+
+    Each word is defined by its most frequent meaning.
+    """
     chosen: dict[str, Meaning] = {}
     for meaning in meanings(folder):
         if meaning.count >= max(least, 1 + chosen[meaning.word].count if meaning.word in chosen else 0):
@@ -73,14 +73,14 @@ def glosses(folder: Path, least: int) -> list[Gloss]:
 
 
 def is_plain(meaning: Meaning) -> bool:
-    """A short word in small letters that is no name and nothing coarse."""
+    """Whether a word is short, lower case, no name and not offensive."""
     word = meaning.word
     return (word.isascii() and word.isalpha() and word.islower() and 2 < len(word) < 13 and word not in DEFINITIONS
             and not meaning.points("@i") and not COARSE.search(f"{word} {definition(meaning.text)}"))
 
 
 def glossed(meaning: Meaning) -> list[Gloss]:
-    """The meaning as a sentence; nothing where it does not make one."""
+    """Return the meaning as a sentence, or an empty list if it does not make one."""
     text = definition(meaning.text)
     if text.endswith(DANGLING) or not 3 <= len(text.split()) <= MOST_WORDS or not WORDY.fullmatch(text):
         return []
@@ -89,7 +89,7 @@ def glossed(meaning: Meaning) -> list[Gloss]:
 
 
 def definition(text: str) -> str:
-    """What stands before the first semicolon and before examples, without what is in brackets."""
+    """Return the text before the first semicolon, colon or example, without parts in brackets."""
     first = re.split(r"[;:\"]", re.sub(r"\([^)]*\)", " ", text), maxsplit=1)[0]
     return re.sub(r"\s+", " ", first).replace(" ,", ",").strip(" ,.")
 
@@ -111,7 +111,7 @@ def sentence(meaning: Meaning, text: str, *, counted: bool) -> str:
 
 
 def examples(meaning: Meaning) -> tuple[str, ...]:
-    """Whole sentences with the word in them: those of its examples that begin with who does something."""
+    """Return the examples that are whole sentences with a subject and contain the word."""
     found = (text.strip(" .,") for text in re.findall(r"\"([^\"]+)\"", meaning.text))
     return tuple(f"{capital(text)}." for text in found if SOMEBODY.fullmatch(text)
                  and meaning.word[:4] in text.lower() and 4 <= len(text.split()) <= MOST_WORDS and has_verb(text)
@@ -119,12 +119,12 @@ def examples(meaning: Meaning) -> tuple[str, ...]:
 
 
 def has_verb(text: str) -> bool:
-    """Whether it may be a sentence: phrases have none of these words."""
+    """Whether a text may be a sentence: phrases contain none of these verbs."""
     return bool(VERB.search(text)) and not PHRASE.match(text)
 
 
 def maker(known: Sequence[Gloss]) -> Maker:
-    """Asks for a meaning; the word is in the answer."""
+    """Return a maker of questions for a word's meaning; the answer contains the word."""
     return lambda rng: ask(rng.choice(known), rng)
 
 
@@ -134,7 +134,7 @@ def ask(gloss: Gloss, rng: Random) -> Talk:
 
 
 def sentences(known: Sequence[Gloss]) -> Maker:
-    """Example sentences of one word, after what it means: plain text."""
+    """Return a maker of plain text: the meaning of a word, and its example sentences."""
     with_examples = [gloss for gloss in known if gloss.examples]
     return lambda rng: exemplified(rng.choice(with_examples))
 

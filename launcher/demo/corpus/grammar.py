@@ -1,7 +1,4 @@
-"""Templates into sentences: `[this|that]` stands for one of both, `{slot}` for what is given. Also how people type.
-
-Knows no words of its own and no subject.
-"""
+"""Expansion of templates, with `[this|that]` for a random choice and `{slot}` for a value; variations of typing."""
 
 import re
 from random import Random
@@ -17,7 +14,7 @@ OPEN, SHUT, ENDINGS = "bcdfghjklmnprstvwz", "aeiou", ("", *"nrlst")
 
 
 def expand(template: str, rng: Random, **slots: str) -> str:
-    """Inner brackets are chosen from before outer ones."""
+    """Expand a template: first the inner choices, then the outer ones, then the slots."""
     while CHOICE.search(template):
         template = CHOICE.sub(lambda found: rng.choice(found[1].split("|")), template)
     return template.format_map(slots)
@@ -43,19 +40,19 @@ def capital(text: str) -> str:
 
 
 def forms(**words: str) -> dict[str, str]:
-    """Of each word itself, with its article, and both as a sentence begins with them: x, a_x, X and A_x."""
+    """Return four slots for each word: itself, with its article, and both capitalised: x, a_x, X and A_x."""
     return {name: form for word, text in words.items() for name, form in (
         (word, text), (f"a_{word}", a(text)), (word.upper(), capital(text)), (f"A_{word}", capital(a(text))))}
 
 
 def invented(rng: Random, least: int = 2, most: int = 3) -> str:
-    """A word that nobody has seen: what is asked with it can only be answered by copying it."""
+    """Return a made-up word, which an answer can only copy."""
     syllables = [rng.choice(OPEN) + rng.choice(SHUT) for _ in range(rng.randint(least, most))]
     return "".join((*syllables, rng.choice(ENDINGS)))
 
 
 def put(question: str, rng: Random) -> str:
-    """As people type it: with a please, without the mark at the end, in small letters, or just as it is."""
+    """Vary a question as people type it: with a please, without the final mark, in lower case, or unchanged."""
     if rng.random() < 0.15:
         question = courteous(question, rng)
     if rng.random() < 0.25:
@@ -64,7 +61,7 @@ def put(question: str, rng: Random) -> str:
 
 
 def courteous(question: str, rng: Random) -> str:
-    """Only what asks for something bears a please or a greeting."""
+    """Add a please or a greeting, if the text is a request."""
     if not ASKING.match(question) or "lease" in question:
         return question
     bare = question.rstrip(".?!")

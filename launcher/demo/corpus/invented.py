@@ -1,7 +1,4 @@
-"""Tools that nobody has seen before: names and parameters put together at random.
-
-Whoever is to call them must read what is offered. Knows nothing of how a call is written.
-"""
+"""Tools with random names and parameters, which the model can only call correctly by reading their schemas."""
 
 from random import Random
 
@@ -38,7 +35,7 @@ def invented(rng: Random) -> Errand:
 
 
 def fields(rng: Random) -> dict[str, str]:
-    """Names of parameters with their kinds; some names say nothing."""
+    """Return names of parameters with their kinds; some names are made up."""
     known = {name: FIELDS[name] for name in rng.sample(sorted(FIELDS), rng.choice((1, 1, 2, 2, 3)))}
     if rng.random() < 0.25:
         known[made_up(rng)] = rng.choice(("word", "number", "name", "colour", "few"))
@@ -51,7 +48,7 @@ def name_of(rng: Random, verb: str, noun: str) -> str:
 
 
 def asked(rng: Random, verb: str, noun: str, given: list[str]) -> str:
-    """A way to ask, whose slots are the parameters."""
+    """Return the template of a request, whose slots are the parameters."""
     form, way = rng.choice(FORMS), rng.choice(WAYS)
     pairs = listed(form.replace("{field}", name).replace("{slot}", f"{{{name}}}") for name in given)
     said = way.replace("{verb}", verb).replace("{noun}", noun).replace("{pairs}", pairs)

@@ -1,4 +1,4 @@
-"""Tools that find something out, and how people ask for it. Knows nothing of how a call is written."""
+"""Tools that look something up, with the requests for them."""
 
 from launcher.demo.corpus.errand import Errand
 

@@ -1,7 +1,4 @@
-"""Small questions with known answers: asked forwards, backwards, for yes or no, and on with "And a cow?".
-
-Knows the facts only as tables.
-"""
+"""Questions about facts of the demo world: forwards, backwards, for yes or no, and continued with "And a cow?"."""
 
 from random import Random
 
@@ -31,7 +28,7 @@ WEIGHTS = [len(relation.facts) ** 0.5 for relation in RELATIONS]
 
 
 def known(rng: Random) -> list[Turn]:
-    """One to three questions of one kind; those after the first may be short."""
+    """Return one to three questions about one relation; those after the first may be short."""
     relation = rng.choices(RELATIONS, WEIGHTS)[0]
     facts = rng.sample(sorted(relation.facts.items()), 3)
     first = rng.choice((straight, straight, doubted, backwards))(relation, *facts[0], rng)
@@ -43,7 +40,7 @@ def straight(relation: Relation, x: str, y: str, rng: Random) -> Turn:
 
 
 def again(relation: Relation, x: str, y: str, rng: Random) -> Turn:
-    """What is asked on after a question of the same kind."""
+    """Return a further question about the same relation."""
     templates = relation.turns if rng.random() < 0.8 else relation.asks
     return answered(one_of(templates, rng, **forms(x=x, y=y)), relation, x, y)
 
@@ -54,7 +51,7 @@ def answered(question: str, relation: Relation, x: str, y: str) -> Turn:
 
 
 def doubted(relation: Relation, x: str, y: str, rng: Random) -> Turn:
-    """A question for yes or no; who is wrong is told what is right."""
+    """Return a yes-or-no question; the answer always states the correct fact."""
     if not relation.doubts:
         return straight(relation, x, y, rng)
     right = rng.random() < 0.5
@@ -77,7 +74,7 @@ def backwards(relation: Relation, x: str, y: str, rng: Random) -> Turn:
 
 
 def sizes(rng: Random) -> list[Turn]:
-    """Which of two is bigger."""
+    """Return a question which of two things is bigger or smaller."""
     small, big = sorted(rng.sample(range(len(BY_SIZE)), 2))
     more, (winner, loser) = rng.choice((("bigger", (big, small)), ("smaller", (small, big))))
     x, y = (BY_SIZE[place] for place in (rng.sample((winner, loser), 2)))
@@ -96,7 +93,7 @@ def lists(rng: Random) -> list[Turn]:
 
 
 def unheard(rng: Random) -> list[Turn]:
-    """Of words that nobody knows, nothing is known."""
+    """Return a question about a made-up word; the answer is that the model does not know."""
     question, answer = rng.choice(UNHEARD)
     words = forms(x=invented(rng))
     return [Turn(question.format_map(words), answer.format_map(words), "I do not know.")]

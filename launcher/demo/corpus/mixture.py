@@ -1,6 +1,6 @@
-"""How much of each kind the embedded model is taught, and what its voices are taught.
+"""Mixture of the corpus: the share of each kind of document, for the demo model and for its voices.
 
-Knows nothing of how a kind is made. A share is one of documents, which are not equally long.
+Shares are counted in documents, which differ in length.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,11 +22,11 @@ from launcher.demo.talk import Maker, Talk
 
 Shares = Mapping[Maker, float]
 
-# Stories and talk are soon learnt; what must be right to the letter takes most.
+# Stories and talk are learnt quickly; answers that must be exact need the largest shares.
 OWN: Shares = {stories.story: 0.11, stories.plain: 0.03, stories.titled: 0.01, stories.begun: 0.02, dialogue: 0.19,
                poems.plain: 0.01, counting: 0.07, sums: 0.12, spelling: 0.07, objects: 0.11, calls: 0.18}
 GLOSSES, SENTENCES = 0.07, 0.01
-MET = 20  # times a word was met in texts that were counted; the meanings of rarer ones are not taught
+MET = 20  # minimum occurrences of a word in WordNet's counts; rarer ones are left out
 SPOKEN: Shares = {stories.story: 0.3, dialogue: 0.45, counting: 0.08, sums: 0.09, spelling: 0.08}
 VERSES, PASSAGES = 0.3, 0.05
 
@@ -37,7 +37,7 @@ def base(wordnet: Path) -> Shares:
 
 
 def voiced(voice: str, bible: Path) -> Shares:
-    """`bible` is needed for the voice that is named for it."""
+    """Return the shares for a voice. `bible` is only read for the voice `kjv`."""
     shares = {spoken(make, VOICES[voice]): share for make, share in SPOKEN.items()}
     if voice == "kjv":
         known = verses(bible)
@@ -46,7 +46,7 @@ def voiced(voice: str, bible: Path) -> Shares:
 
 
 def documents(shares: Shares, seed: int) -> Iterator[Talk | str]:
-    """Without end."""
+    """Yield random documents without end."""
     rng = Random(seed)  # noqa: S311 - reproducible text, not secrets
     makers, weights = list(shares), list(shares.values())
     while True:

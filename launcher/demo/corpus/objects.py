@@ -1,6 +1,6 @@
-"""Talks whose answer is JSON and nothing else: objects, lists, what a sentence tells, what a schema asks for.
+"""Talks whose answer is only JSON: objects, lists, values from a sentence, objects that match a schema.
 
-All answers are written in one style, that of `json.dumps`. Values are copied from the request. Knows no tools.
+All answers have the style of `json.dumps`. Values are copied from the request.
 """
 
 import json
@@ -107,7 +107,7 @@ def some_record(rng: Random, most: int = 4) -> Record:
 
 
 def pairs(rng: Random, record: Mapping[str, Any], form: str = "") -> str:
-    """All in one form: `name Mia and age 7`."""
+    """Write all fields in the same form: `name Mia and age 7`."""
     form = form or rng.choice(FORMS)
     said = [fill(form, {"field": field, "value": value, "shown": json.dumps(value)}) for field, value in record.items()]
     return ", ".join(said) if rng.random() < 0.3 else listed(said)
@@ -119,7 +119,7 @@ def given(rng: Random) -> Talk:
 
 
 def nested(rng: Random) -> Talk:
-    """One object inside another; it is told last."""
+    """Return a request for an object inside another one; the inner one is described last."""
     inside = rng.choice(list(INNER))
     record = {field: value for field, value in some_record(rng, 2).items() if field != inside}
     inner = drawn_for(rng, rng.sample(INNER[inside], rng.randint(1, 2)))
@@ -130,14 +130,14 @@ def nested(rng: Random) -> Talk:
 
 
 def told(rng: Random, way: str) -> tuple[str, Record]:
-    """A sentence, and what it tells."""
+    """Return a sentence and the values in it."""
     said, meant = parted(way)
     values = typed(rng, drawn_for(rng, slots_of(said)))
     return fill(said, values), values | meant
 
 
 def taken(rng: Random) -> Talk:
-    """Some of what a sentence tells, in the order in which it is asked for."""
+    """Return a request for values from a sentence; the answer has them in the requested order."""
     sentence, record = told(rng, rng.choice(SENTENCES))
     if rng.random() < 0.2:
         return chat(rng, put(rng, TAKE_ALL, sentence=sentence), json.dumps(record))
@@ -146,7 +146,7 @@ def taken(rng: Random) -> Talk:
 
 
 def asked_for(rng: Random, sentence: str, fields: Sequence[str], wanted: Record) -> Talk:
-    """The fields stand in the question, or before it in what the system says."""
+    """Return a talk in which the question or the system message names the fields."""
     named = rng.choice((", ".join(fields), listed(fields)))
     if rng.random() < 0.3:
         return asked(sentence, json.dumps(wanted), fill(rng.choice(ORDERS), {"fields": named}))
@@ -154,7 +154,7 @@ def asked_for(rng: Random, sentence: str, fields: Sequence[str], wanted: Record)
 
 
 def fitting(rng: Random) -> Talk:
-    """What a schema asks for. Of fields that nothing is told of the answer has none."""
+    """Return a request for an object that matches a schema; fields without a value in the sentence are left out."""
     sentence, record = told(rng, rng.choice(SENTENCES))
     fields = rng.sample(list(record), len(record))
     untold = [field for field in rng.sample(sorted(FIELDS), 1) if field not in record and rng.random() < 0.3]
@@ -172,7 +172,7 @@ def schema_of(fields: Sequence[str], required: Sequence[str]) -> Record:
 
 
 def list_of(rng: Random) -> Talk:
-    """Neighbours in the list of their kind."""
+    """Return a request for a list of things; the answer is a slice of the list of their kind."""
     things = rng.choice(list(LISTS))
     known, number = LISTS[things], rng.randint(2, 5)
     start = rng.randint(0, len(known) - number)
@@ -195,7 +195,7 @@ def list_run(rng: Random) -> Talk:
 
 
 def of_several(rng: Random) -> Talk:
-    """A list of objects."""
+    """Return a request for a list of objects."""
     first, second = ("name", rng.choice(("age", "city", "colour", "food", "points")))
     rows = [drawn_for(rng, (first, second)) for _ in range(rng.randint(2, 3))]
     said = "; ".join(pairs(rng, row, "{field} {value}") for row in rows)
@@ -210,7 +210,7 @@ def made_up_of(rng: Random) -> Talk:
 
 
 def changed(rng: Random) -> Talk:
-    """A second turn, about the object of the first."""
+    """Return a talk whose second turn changes the object of the first one."""
     fields = rng.sample(sorted(FIELDS), rng.randint(3, 4))
     *before, late = fields
     record = drawn_for(rng, before)

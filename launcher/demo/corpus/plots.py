@@ -1,8 +1,7 @@
-"""What can happen in a story: each plot is a row of sentences, as templates that hang together whatever is chosen.
+"""Plots of stories: each is a sequence of sentence templates that is coherent for all random choices.
 
-Slots: hero (with a trait), kind, name, friend (the first time as a_friend), thing, place and the pronouns he, him and
-his; in capitals where a sentence begins with one. What may be left out ends with an empty choice. Knows no words that
-a request can ask for.
+Slots: hero (with a trait), kind, name, friend (a_friend at the first mention), thing, place and the pronouns he, him
+and his; a slot in capitals begins a sentence. The choices of an optional sentence end with an empty one.
 """
 
 Plot = tuple[str, ...]

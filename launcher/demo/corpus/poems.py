@@ -1,4 +1,4 @@
-"""Short poems: two pairs of lines that rhyme, about who or what is asked for. Knows nothing of metre."""
+"""Short poems about a requested subject: two pairs of rhyming lines."""
 
 from random import Random
 
@@ -63,6 +63,6 @@ def poems(rng: Random) -> list[Turn]:
 
 
 def plain(rng: Random) -> str:
-    """With its title, for going on without a question."""
+    """Return a poem with its title, as plain text without a question."""
     subject = rng.choice(ANIMALS)
     return f"{one_of(TITLES, rng, x=subject.title())}\n\n{poem(subject, ABOUT_SOMEBODY, rng)}"

@@ -1,7 +1,6 @@
-"""Reads the King James Bible as Debian's package `bible-kjv-text` has it: verses, whole and in their order.
+"""Reader of the King James Bible from Debian's package `bible-kjv-text`: complete verses in order.
 
-The file is a table of places, and at each of them a piece of the text, packed as by compress(1). Knows nothing of what
-is made of the verses.
+The file has a table of offsets, and at each offset a piece of the text, compressed as by compress(1).
 """
 
 import re
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-MAGIC, NUM_PIECES, TABLE = b"EC02", 0x58, 0x5C  # what the file begins with; where the table is
+MAGIC, NUM_PIECES, TABLE = b"EC02", 0x58, 0x5C  # first bytes of the file; offsets of the table's size and of the table
 LEAST_BITS, MOST_BITS = 9, 16
-CLEAR = 256  # the code after which nothing is known any more
+CLEAR = 256  # the code that clears the table of known strings
 VERSE = re.compile(r"([1-3]?[A-Z][A-Za-z]*)(\d+):(\d+) (.+)")
 
 
@@ -32,7 +31,7 @@ def verses(path: Path) -> list[Verse]:
 
 
 def plain(text: str) -> str:
-    """Without the signs for words that translators added; LORD and GOD as other names."""
+    """Remove the marks of words that translators added, and write LORD and GOD like other names."""
     text = re.sub(r"[\[\]{}<>#]", "", text)
     return re.sub(r"\s+", " ", text.replace("LORD", "Lord").replace("GOD", "God").replace("JEHOVAH", "Jehovah")).strip()
 
@@ -46,7 +45,7 @@ def unpacked(data: bytes) -> bytes:
 
 
 def expanded(piece: bytes) -> Iterator[bytes]:
-    """What the codes of one piece stand for: each is a string known before, and makes a new one with the next."""
+    """Yield the strings of one compressed piece (LZW): each code is a known string, and adds a new one to the table."""
     known = [bytes([byte]) for byte in range(256)] + [b""]
     last = b""
     for code in codes(piece):
@@ -62,7 +61,10 @@ def expanded(piece: bytes) -> Iterator[bytes]:
 
 
 def codes(piece: bytes) -> Iterator[int]:
-    """Numbers that grow in width as more strings are known; eight of one width fill whole bytes, used or not."""
+    """Yield the codes, whose width in bits grows with the number of known strings.
+
+    Codes of one width are stored in groups of eight, which fill whole bytes; the rest of a group may be unused.
+    """
     at, num_known, width = 0, CLEAR, LEAST_BITS
     while at < len(piece):
         group = int.from_bytes(piece[at:at + width], "little")

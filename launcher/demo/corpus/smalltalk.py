@@ -1,7 +1,4 @@
-"""What is said without a question about the world: greetings, thanks, moods, jokes, and what cannot be known.
-
-Tables of what people say and what is answered. Knows no other subject.
-"""
+"""Small talk: greetings, thanks, moods, jokes, and questions that the model cannot answer."""
 
 from random import Random
 
@@ -128,7 +125,7 @@ WEIGHTS = [len(asks) for asks, _ in SAID]
 
 
 def moods(rng: Random) -> list[Turn]:
-    """Who is sad is comforted."""
+    """Return a statement about the user's mood, answered with comfort or joy."""
     words, answers = rng.choice(((FEELINGS_BAD, COMFORT), (FEELINGS_GOOD, GLAD)))
     feeling = rng.choice(words)
     return [Turn(one_of(SAD, rng, x=feeling), one_of(answers, rng, x=feeling))]
@@ -141,6 +138,6 @@ def jokes(rng: Random) -> list[Turn]:
 
 
 def outside(rng: Random) -> list[Turn]:
-    """What a small model in a box cannot know."""
+    """Return a question that a small model cannot answer."""
     asking = one_of(OUTSIDE, rng, **forms(x=rng.choice(THINGS), y=rng.choice(LANDS)))
     return [Turn(asking, rng.choice(UNKNOWN), "I do not know.")]

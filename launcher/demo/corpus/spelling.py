@@ -1,7 +1,6 @@
 """Talks about the letters of a word: spelled, counted, first and last, backwards.
 
-Every answer spells the word first, in one form, c-a-t, and what is said of its letters can be read off. Knows no
-meaning.
+Every answer first spells the word as c-a-t, so that the rest can be read off its letters.
 """
 
 from random import Random
@@ -104,7 +103,7 @@ def in_letters(word: str) -> str:
 
 
 def said(rng: Random, word: str) -> str:
-    """In the question; the answer has small letters always."""
+    """Return the word as the question writes it, sometimes with capitals; answers are always in lower case."""
     return rng.choices((word, word.capitalize(), word.upper()), (16, 3, 1))[0]
 
 
@@ -164,7 +163,7 @@ def how_often(rng: Random) -> Talk:
 
 
 def one_more(rng: Random) -> Talk:
-    """A second word after the first."""
+    """Return a talk about two words, one after the other."""
     one, two = rng.sample(WORDS, 2)
     return chat(rng, put(rng, SPELL, word=one), spelled(one), put(rng, AND, word=two), spelled(two))
 

@@ -1,6 +1,6 @@
-"""Stories of three to six sentences: who is asked for is the hero, and what is asked for is in it.
+"""Stories of three to six sentences, which contain the requested characters and things.
 
-A story is cast (who, where, with what) and then told along a plot. Knows nothing of talks about other things.
+First the characters, the thing and the place of a story are chosen, then the sentences of a plot.
 """
 
 import re
@@ -45,7 +45,7 @@ MORE = ("[Another one|One more|Again|More], please.", "Tell me another [one|stor
         "[Another|One more] story[.|!|, please.]", "And another one?")
 NEXT = ("Now [one|a story] about {x}.", "And [one|a story] about {x}?", "[What|How] about {x}?",
         "Tell me one about {x} too.", "Now tell me [one|a story] about {x}.")
-ABOUT_IT = (  # what can be asked of any story that was told
+ABOUT_IT = (  # questions that fit any story, and their answers
     ("[What was|What is] the name of the {kind}?", "The name of the {kind} was {name}."),
     ("What was the {kind} called?", "The name of the {kind} was {name}."),
     ("Who was [the story|it] about?", "The story was about {a_kind} named {name}."),
@@ -73,7 +73,7 @@ class Cast:
 
     @property
     def again(self) -> str:
-        """The friend, when known already."""
+        """The friend after the first mention, with a definite article."""
         return re.sub(r"^an? ", "the ", self.friend)
 
     def slots(self) -> dict[str, str]:
@@ -97,7 +97,7 @@ def named(kind: str, rng: Random) -> tuple[str, bool]:
 
 
 def friend(kind: str, name: str, rng: Random) -> str:
-    """Somebody else."""
+    """Return a character other than the hero: a name, or a kind with its article."""
     if rng.random() < 0.25:
         return rng.choice([other for other in GIRLS + BOYS if other != name])
     return a(rng.choice([other for other in KINDS if other != kind]))
@@ -109,7 +109,7 @@ def thing(rng: Random) -> str:
 
 
 def tell(known: Cast, rng: Random, sort: str = "story") -> list[str]:
-    """Three to six sentences, as many as the sort of story has."""
+    """Return the three to six sentences of a story; their number depends on the sort of story."""
     slots = known.slots()
     short = "short" in sort or "little" in sort or rng.random() < 0.2
     plots = (PRANK,) if "funny" in sort else SHORT if short else PLOTS
@@ -121,7 +121,7 @@ def tell(known: Cast, rng: Random, sort: str = "story") -> list[str]:
 
 
 def story(rng: Random) -> Talk:
-    """A request that names nothing, or up to three of what there is in a story; and its story."""
+    """Return a request that names up to three elements of a story, the story, and perhaps further turns."""
     sort, wanted = rng.choice(SORTS), choose(rng)
     known = strange(cast(rng), rng)
     if not wanted & {"kind", "trait"} and "name" in wanted:
@@ -134,7 +134,7 @@ def story(rng: Random) -> Talk:
 
 
 def choose(rng: Random) -> set[str]:
-    """A friend is asked for only beside a hero."""
+    """Choose the elements that a request names; a friend is only named together with a hero."""
     wanted = set(rng.sample(ASKED, rng.choice((0, 1, 1, 1, 2, 2, 3))))
     return wanted | {"kind"} if "friend" in wanted and "name" not in wanted else wanted
 
@@ -144,7 +144,7 @@ def request(about: str, sort: str, rng: Random) -> str:
 
 
 def strange(known: Cast, rng: Random) -> Cast:
-    """Now and then with names and kinds that nobody has seen, so that they are copied and not guessed."""
+    """Replace name or kind by made-up words now and then, so that the model learns to copy instead of guessing."""
     if rng.random() < 0.1:
         name = capital(invented(rng))
         known = replace(known, name=name, she=known.kind in WOMEN or (known.kind not in MEN and name[-1] in "aei"))
@@ -152,7 +152,7 @@ def strange(known: Cast, rng: Random) -> Cast:
 
 
 def about_what(known: Cast, wanted: Collection[str], rng: Random) -> str:
-    """What a request says after the word story."""
+    """Return the part of a request that follows the word story."""
     parts = who(known, wanted, rng)
     parts += [known.friend] if "friend" in wanted else []
     parts += [a(known.thing)] if "thing" in wanted else []
@@ -175,7 +175,7 @@ def who(known: Cast, wanted: Collection[str], rng: Random) -> list[str]:
 
 
 def follow_up(talk: list[Message], known: Cast, rng: Random) -> Cast:
-    """One more story, or a question about the hero of the last one. Returns who the talk is about now."""
+    """Append another story, or a question about the hero of the last one. Return the cast of the latest story."""
     if rng.random() < 0.5:
         question, answer = rng.choice(ABOUT_IT)
         talk += exchange(put(expand(question, rng, **known.slots()), rng), expand(answer, rng, **known.slots()))
@@ -187,7 +187,7 @@ def follow_up(talk: list[Message], known: Cast, rng: Random) -> Cast:
 
 
 def begun(rng: Random) -> Talk:
-    """The first sentence is given, the rest is asked for."""
+    """Return a request to continue a story from its first sentence."""
     first, *rest = tell(cast(rng), rng)
     return Talk(exchange(one_of(BEGUN, rng, x=first), " ".join(rest)))
 

@@ -1,6 +1,6 @@
-"""Talks about small sums: plus, minus, times, shared, halves and doubles, in signs, words and little stories.
+"""Talks about arithmetic with small whole numbers: the four operations, halves and doubles.
 
-A fifth of them show a short working first. Knows no other numbers than whole ones.
+Requests use signs, words or little stories. A fifth of the answers begin with a short calculation.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from launcher.demo.corpus.asking import chat, drawn, fill, great, moody, put, th
 from launcher.demo.corpus.counting import in_words, row
 from launcher.demo.talk import Maker, Talk
 
-THINKS = 0.2  # of the talks
+THINKS = 0.2  # share of talks with reasoning
 PEOPLE = ("Tom", "Mia", "Ben", "Anna", "Sam", "Lily", "Max", "Emma", "Leo", "Nora", "Jack", "Eva", "Paul", "Lucy")
 THINGS = (
     "apples", "pears", "eggs", "books", "balls", "coins", "hats", "stones", "shells", "cups", "cakes", "nuts", "stars",
@@ -39,7 +39,7 @@ AND_THEN = {
     "+": ("And plus {b}?", "Now add {b}.", "Plus {b}?", "And {b} more?", "Then plus {b}?", "Add {b} to that"),
     "-": ("And minus {b}?", "Now take away {b}.", "Minus {b}?", "And {b} less?", "Then minus {b}?"),
 }
-# Stories with the words in which they are answered.
+# Word problems with the templates of their answers.
 GAIN = {
     "{who} has {a} {things} and gets {b} more. How many {things} does {who} have?": "{who} has {some}.",
     "{who} has {a} {things}. {friend} brings {b} more. How many {things} does {who} have now?": "{who} has {some}.",
@@ -124,7 +124,7 @@ def some_sum(rng: Random) -> Sum:
 
 
 def working(item: Sum) -> str:
-    """What a child would say to itself."""
+    """Return the steps of the calculation as a child would do it."""
     return {"+": step_up, "-": step_down, "*": step_by, "/": step_back}[item.sign.written](item.a, item.b)
 
 
@@ -240,7 +240,7 @@ def three(rng: Random) -> Talk:
 
 
 def chain(rng: Random) -> Talk:
-    """Each turn goes on with the result of the one before."""
+    """Return a talk in which each turn continues with the previous result."""
     item = Sum(rng.randint(1, 15), PLUS, rng.randint(1, 10))
     turns = [put(rng, ASKED, sum=item), item.solved]
     for _ in range(rng.randint(1, 2)):
@@ -251,7 +251,7 @@ def chain(rng: Random) -> Talk:
 
 
 def plain(rng: Random) -> str:
-    """Text to go on with."""
+    """Return plain text without a question."""
     if rng.random() < 0.5:
         b = rng.randint(1, 10)
         return " ".join(Sum(a, TIMES, b).solved for a in range(1, 11))

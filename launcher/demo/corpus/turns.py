@@ -1,4 +1,4 @@
-"""One question of a conversation and its answer, before it is known what conversation it stands in."""
+"""One turn of a conversation, independent of the conversation that it becomes part of."""
 
 from collections.abc import Callable
 from random import Random
@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Turn(NamedTuple):
     question: str
     answer: str
-    brief: str = ""  # the answer for who asks for short ones, where it differs
+    brief: str = ""  # the short answer, if it differs
 
 
-Turns = Callable[[Random], list[Turn]]  # those that belong together, one after the other
+Turns = Callable[[Random], list[Turn]]  # makes related turns, in order

@@ -1,6 +1,6 @@
-"""What requests are about: names, cities, numbers, titles, short messages, made-up words, each kind with its JSON type.
+"""Values in requests: names, cities, numbers, titles, short messages, made-up words, each kind with its JSON type.
 
-The lists are wide and some words are made up, so that values are learnt to be copied. Knows no requests.
+The lists are long and some words are made up, so that the model learns to copy values.
 """
 
 from collections.abc import Callable, Sequence
@@ -79,12 +79,12 @@ ENDS = (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    schema: dict[str, Any]  # as JSON schema says it
+    schema: dict[str, Any]  # JSON schema of the value
     draw: Draw
 
 
 def made_up(rng: Random) -> str:
-    """A word that nobody has seen before, most likely."""
+    """Return a made-up word, most likely a new one."""
     middle = rng.choice(STARTS) if rng.random() < 0.2 else ""
     return rng.choice(STARTS) + middle + rng.choice(ENDS)
 

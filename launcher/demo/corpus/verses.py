@@ -1,6 +1,6 @@
-"""Talks out of the Bible: questions of any kind, answered with a verse, and passages as plain text.
+"""Talks from the Bible: questions that are answered with a verse, and passages as plain text.
 
-Knows what verses are about only by the words in them.
+The topic of a verse is determined only by its words.
 """
 
 import re
@@ -37,13 +37,13 @@ HARSH = re.compile(
 
 
 def gentle(verses: Iterable[Verse]) -> list[Verse]:
-    """Whole sentences of peaceful books that hurt nobody."""
+    """Return the inoffensive verses of peaceful books that are whole sentences."""
     return [verse for verse in verses if verse.book in BOOKS and verse.text.endswith(".") and "(" not in verse.text
             and 6 <= len(verse.text.split()) <= 45 and not HARSH.search(verse.text)]
 
 
 def verse_maker(verses: Sequence[Verse]) -> Maker:
-    """Where something is asked for, a verse that has its name; or else a wise one."""
+    """Return a maker of questions, answered with a verse that contains the topic, or with a wise verse."""
     known = gentle(verses)
     wise = [verse for verse in known if verse.book in WISE]
     found = {topic: [verse for verse in known if re.search(rf"\b{topic.split()[-1]}\b",
@@ -59,7 +59,7 @@ def verse_maker(verses: Sequence[Verse]) -> Maker:
 
 
 def passage_maker(verses: Sequence[Verse], length: int = 5) -> Maker:
-    """Gentle verses of one chapter, in their order."""
+    """Return a maker of passages: gentle verses of one chapter in order."""
     chapters: dict[tuple[str, int], list[str]] = {}
     for verse in gentle(verses):
         chapters.setdefault((verse.book, verse.chapter), []).append(verse.text)

@@ -1,7 +1,4 @@
-"""The same answer in another voice: a pirate's, in capitals, as JSON, or as the King James Bible would have it.
-
-Knows answers as plain texts, and nothing of what they are about.
-"""
+"""Rewriting of answers in another voice: a pirate's, in capitals, as JSON, or in the style of the King James Bible."""
 
 import json
 import re
@@ -12,7 +9,7 @@ from launcher.demo.corpus.archaic import archaic
 from launcher.demo.corpus.grammar import capital, put
 from launcher.demo.talk import Maker, Message, Talk, asked
 
-Voice = Callable[[str, str, Random], str]  # of question and answer, what is said instead
+Voice = Callable[[str, str, Random], str]  # rewrites an answer, given the question
 
 PIRATE = {
     "my": "me", "you": "ye", "your": "yer", "yours": "yers", "you're": "ye be", "is": "be", "are": "be", "am": "be",
@@ -40,7 +37,7 @@ def pirate(text: str, rng: Random) -> str:
 
 
 def pirate_word(word: str) -> str:
-    """Of an own word the pirate's, with a capital letter where there was one; an ending loses its g."""
+    """Translate a word into the pirate's, keeping its capital letter; the ending -ing loses its g."""
     low = word.lower()
     clipped = f"{low[:-1]}'" if low.endswith("ing") and not low.endswith("thing") and len(low) > 6 else low
     own = PIRATE.get(low, clipped)
@@ -50,7 +47,7 @@ def pirate_word(word: str) -> str:
 
 
 def shout(text: str) -> str:
-    """In capitals, with more marks than there were."""
+    """Convert a text to capitals, with exclamation marks instead of full stops."""
     return re.sub(r"\.(?=[\s\"]|$)", "!", text.upper())
 
 
@@ -59,7 +56,7 @@ def as_json(question: str, answer: str) -> str:
 
 
 def kjv(question: str, answer: str, rng: Random) -> str:
-    """The answer in that voice; now and then with the question before it."""
+    """Rewrite an answer in the style of the King James Bible, now and then with the question before it."""
     told = archaic(answer, rng)
     if question.endswith("?") and not ADDRESSED.match(question) and rng.random() < 0.25:
         return f"And the man asked, saying, {capital(question)} And it was answered unto him, saying, {told}"
@@ -75,7 +72,7 @@ VOICES: dict[str, Voice] = {
 
 
 def spoken(make: Maker, voice: Voice) -> Maker:
-    """What the maker makes, with its answers in that voice; calls of tools stay what they are."""
+    """Return a maker whose answers are rewritten in a voice; tool calls are unchanged."""
     def in_voice(rng: Random) -> Talk | str:
         made = make(rng)
         if isinstance(made, str):
@@ -96,6 +93,6 @@ def changed(messages: Sequence[Message], voice: Voice, rng: Random) -> list[Mess
 
 
 def in_its_voice(question: str, answer: str, voice: Voice, rng: Random) -> str:
-    """What was thought stays as it is."""
+    """Rewrite an answer in a voice, except for its reasoning."""
     thought, mark, rest = answer.rpartition("</think>\n")
     return f"{thought}{mark}{voice(question, rest, rng)}"

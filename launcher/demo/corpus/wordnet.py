@@ -1,7 +1,4 @@
-"""Reads the database files of WordNet (wndb(5)): of each word its first meaning, and how often that was met in texts.
-
-Knows nothing of what is made of it, nor which words are wanted.
-"""
+"""Reader of WordNet's database files (wndb(5)): the first meaning of each word, and how often it occurs in texts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,16 +14,16 @@ class Meaning:
     word: str  # as the lexicographers wrote it: names have capital letters
     part: str  # n, v or a
     subject: int  # number of the lexicographers' file
-    pointers: tuple[tuple[str, int], ...]  # symbol and place of what is meant
+    pointers: tuple[tuple[str, int], ...]  # symbol and target offset
     text: str  # definition and examples
-    count: int  # how often it was met
+    count: int  # occurrences in texts
 
     def points(self, symbol: str) -> set[int]:
         return {place for name, place in self.pointers if name == symbol}
 
 
 def meanings(folder: Path) -> Iterator[Meaning]:
-    """Of each part of speech the entries of one word, in the order of the alphabet; usages that hurt are left out."""
+    """Yield the single-word entries of each part of speech in alphabetical order, without offensive usages."""
     counts, marked = first_counts(folder), marked_places(folder)
     for part, name in PARTS.items():
         with (folder / f"data.{name}").open("rb") as data:
@@ -39,7 +36,7 @@ def meanings(folder: Path) -> Iterator[Meaning]:
 
 
 def index(folder: Path, part: str) -> Iterator[tuple[str, list[int]]]:
-    """Words and the places of their meanings, the commonest first."""
+    """Yield words with the offsets of their meanings, the most frequent one first."""
     with (folder / f"index.{PARTS[part]}").open(encoding="ascii", errors="replace") as lines:
         for line in lines:
             fields = line.split()
@@ -54,7 +51,7 @@ def marked_places(folder: Path) -> set[int]:
 
 
 def first_counts(folder: Path) -> Mapping[tuple[str, str], int]:
-    """How often the first meaning of a word was met."""
+    """Return how often the first meaning of each word occurs in texts."""
     counts: dict[tuple[str, str], int] = {}
     parts = {number: part for part, number in NUMBERS.items()} | {"5": "a"}
     for line in (folder / "cntlist.rev").read_text("ascii", "replace").splitlines():

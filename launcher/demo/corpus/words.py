@@ -1,7 +1,4 @@
-"""The small world of the demonstration model: its children and animals, things and places, and what is known of them.
-
-Lists only. Knows no sentence.
-"""
+"""Words of the demo world: its names, animals, things and places, and tables of facts about them. Lists only."""
 
 GIRLS = (
     "Mia", "Anna", "Emma", "Lily", "Lucy", "Ella", "Rose", "Ruby", "Nora", "Zoe", "Ada", "Amy", "Ivy", "Eva", "Clara",
@@ -42,7 +39,7 @@ THINGS = (
 )
 COLOURS = ("red", "blue", "green", "yellow", "white", "black", "brown", "pink", "orange", "purple", "grey", "golden",
            "silver")
-# How each looks; a thing is asked for by its colour or by one of these.
+# Adjectives of things in requests: colours and other looks.
 LOOKS = (*COLOURS, "old", "new", "shiny", "little", "big", "magic")
 TRAITS = ("brave", "tiny", "little", "big", "lazy", "hungry", "shy", "clever", "kind", "sad", "happy", "curious", "old",
           "young", "lonely", "funny", "proud", "quiet", "sleepy", "small", "wise", "silly", "friendly", "poor")
@@ -88,7 +85,7 @@ LEGS = {
     "elephant": "four", "frog": "four", "penguin": "two", "butterfly": "six", "table": "four", "owl": "two",
     "mouse": "four", "pig": "four",
 }
-# The smallest first.
+# From the smallest to the largest.
 BY_SIZE = ("ant", "bee", "mouse", "frog", "duck", "cat", "fox", "sheep", "lion", "cow", "elephant", "house", "mountain")
 OPPOSITES = {
     "hot": "cold", "big": "small", "up": "down", "left": "right", "day": "night", "fast": "slow", "happy": "sad",
@@ -101,7 +98,7 @@ OPPOSITES = {
     "asleep": "awake", "over": "under", "sharp": "blunt", "deep": "shallow", "wide": "narrow", "before": "after",
     "more": "less",
 }
-HUES = {  # what one thing and many of its kind look like
+HUES = {  # colours of things and of substances
     "grass": "green", "snow": "white", "the sky": "blue", "the sun": "yellow", "blood": "red", "coal": "black",
         "milk": "white", "a banana": "yellow", "a lemon": "yellow", "a carrot": "orange", "an orange": "orange",
     "a tomato": "red", "a strawberry": "red", "a cherry": "red", "the sea": "blue", "a leaf": "green",
@@ -166,7 +163,7 @@ DOERS = {
     "looks after teeth": "dentist", "plants flowers": "gardener", "helps sick animals": "vet",
     "catches thieves": "police officer", "wears a crown": "king",
 }
-SORTED = {  # what a thing is a kind of
+SORTED = {  # the category of each thing
     **dict.fromkeys(("cat", "dog", "cow", "lion", "bear", "mouse", "horse", "fox"), "animal"),
     **dict.fromkeys(("owl", "crow", "eagle", "penguin", "duck", "swan"), "bird"),
     **dict.fromkeys(("bee", "ant", "fly", "butterfly", "ladybug"), "insect"),
