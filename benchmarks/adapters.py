@@ -1,7 +1,7 @@
-"""What adapters cost in a decode step: steps whose rows go by none, one or several adapters, in turn on one model.
+"""Cost of adapters in a decode step: steps whose rows use no, one or several adapters, in turns on one model.
 
-Random numbers in a real shape stand for a model and its adapters, which change every linear of every layer.
-`python -P -m benchmarks.adapters --help` tells the settings. The last line is JSON.
+Model and adapters have random weights in a real shape; the adapters change every linear of every layer.
+`python -P -m benchmarks.adapters --help` lists the settings. The last line is JSON.
 """
 
 import json
@@ -27,13 +27,14 @@ from shard.config import ShardConfig
 from shard.loading import Loaded, load
 from shard.replay import Extent
 
-GOALS = {1: 15, 8: 25, 16: 35}  # percent of the throughput, with 16 streams and rank 16 in the shape of qwen2.5-0.5b
+# Highest cost in percent of the throughput, by number of adapters: 16 streams, rank 16, shape qwen2.5-0.5b.
+GOALS = {1: 15, 8: 25, 16: 35}
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    shape: Literal[LLAMAS] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
+    shape: Literal[LLAMAS] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
     "Which model's sizes."
     streams: Annotated[int, Parameter(validator=Number(gte=1))] = 16
     "How many sequences decode."
@@ -55,13 +56,13 @@ class Settings:
 class Point:
     adapters: int
     step_ms: float
-    cost_percent: float  # of the throughput without any: the median of the turns
+    cost_percent: float  # of the throughput without adapters, the median of the turns
     least: float
     most: float
 
 
 def linears(shape: str) -> Iterator[tuple[str, int, int]]:
-    """Name, inputs and outputs of every linear of every layer."""
+    """Yield name, input width and output width of every linear of every layer."""
     config = SHAPES[shape]
     hidden, wide, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim", hidden // heads)
@@ -76,7 +77,7 @@ def linears(shape: str) -> Iterator[tuple[str, int, int]]:
 
 
 def make_adapter(shape: str, rank: int, folder: Path) -> Path:
-    """As peft would write it."""
+    """Write a random adapter for all linears in PEFT's format, and return its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, inputs, outputs in linears(shape):
@@ -126,7 +127,7 @@ def summary(settings: Settings, loaded: Loaded, points: Sequence[Point]) -> dict
 
 
 def bench(settings: Settings = Settings()) -> None:
-    """Milliseconds of a decode step, and the share of the throughput that adapters cost."""
+    """Measure decode steps in milliseconds, and the share of the throughput that adapters cost."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = make(settings.shape, Path(settings.folder or temporary) / settings.shape)
         loaded = load(ShardConfig(model=str(folder), adaptable=True))

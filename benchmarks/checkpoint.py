@@ -1,6 +1,6 @@
-"""Folders that look like published models and hold random numbers: the real shapes, and nothing to download.
+"""Model folders with the shapes of published models and random weights, so that nothing has to be downloaded.
 
-`python -P -m benchmarks.checkpoint qwen2.5-0.5b FOLDER` makes one. Memory stays small.
+`python -P -m benchmarks.checkpoint qwen2.5-0.5b FOLDER` makes one. It needs little memory.
 """
 
 import json
@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 NUM_DRAWN = 10_000_019  # a prime, so that rows of a matrix differ
 SPREAD = 0.02  # standard deviation of the weights
-NORMS = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")  # the ends of their names
+NORMS = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")  # name suffixes of the weights that are ones
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "intermediate_size": 768,
@@ -49,11 +49,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16", "eos_token_id": 256},
 }
 
-LLAMAS = tuple(name for name, shape in SHAPES.items() if "hidden_size" in shape)  # sizes and linears named as there
+LLAMAS = tuple(name for name, shape in SHAPES.items() if "hidden_size" in shape)  # with Llama's names for everything
 
 
 def make(shape: str, folder: Path) -> Path:
-    """The folder, with everything that serving needs; what is there is kept."""
+    """Create the model folder with all files that serving needs, unless it exists, and return it."""
     config = SHAPES[shape]
     if not (folder / "model.safetensors").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def make(shape: str, folder: Path) -> Path:
 
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the tensors of a GPT-2, Llama or Qwen 2."""
+    """Yield names and shapes of the tensors of a GPT-2, Llama or Qwen 2 model."""
     if config["model_type"] == "gpt2":
         yield from gpt2_tensors(config)
         return
@@ -92,7 +92,7 @@ def tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def gpt2_tensors(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Weights lie as [in, out]."""
+    """Yield names and shapes of GPT-2's tensors; its linear weights are [in, out]."""
     hidden = config["n_embd"]
     yield "transformer.wte.weight", (config["vocab_size"], hidden)
     yield "transformer.wpe.weight", (config["n_positions"], hidden)
@@ -113,7 +113,7 @@ def layer_norm(name: str, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def write_tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    """The safetensors format: the length of the header, the header, the bytes of all tensors."""
+    """Write random BF16 tensors in the safetensors format: length of the header, header, bytes of all tensors."""
     header, end = {}, 0
     for name, shape in shapes.items():
         begin, end = end, end + 2 * prod(shape)
@@ -130,7 +130,7 @@ def write_tensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
 
 
 class Noise:
-    """Random numbers, drawn once and read over and over from another place: drawing billions takes many minutes."""
+    """Random bytes, drawn once and repeated from a moving offset: drawing billions takes many minutes."""
 
     def __init__(self) -> None:
         random = np.random.default_rng(0)
@@ -146,7 +146,7 @@ class Noise:
 
 
 def bfloat16(numbers: np.ndarray) -> bytes:
-    """The upper half of every float32."""
+    """Return float32 numbers as bfloat16 bytes: the upper half of each."""
     return (numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 

@@ -1,8 +1,8 @@
-"""What recording costs the router, and a prefix cache that finds nothing: the same steps by a core that is recorded, by
-one whose requests could share, and by one without either, in turns.
+"""CPU cost of recording, and of a prefix cache without hits, in the scheduler.
 
-No shard, no network: plan and answer follow each other at once, and the processor's time is taken. `python -P -m
-benchmarks.core --help` tells the settings. The last line is JSON.
+Three schedulers run the same steps in turns: a plain one, a recorded one, and one whose requests carry block hashes.
+There is no shard and no network: every plan is answered at once, and the CPU time of this process is measured.
+`python -P -m benchmarks.core --help` lists the settings. The last line is JSON.
 """
 
 import gc
@@ -25,7 +25,7 @@ from router.request import Request
 from router.scheduler import Scheduler
 from router.snapshot import take
 
-ROUTER_US_PER_TOKEN = 40.0  # of the whole router, benchmarks/README.md
+ROUTER_US_PER_TOKEN = 40.0  # CPU time of the whole router, see benchmarks/README.md
 PROMPT, OUTPUT, BLOCK = 64, 512, 16
 SPACE = namespace("benchmark")
 LONG_PROMPT, NUM_BLOCKS = 1000, 16_384
@@ -52,7 +52,7 @@ class Result:
     streams: int
     plain_us_per_step: float
     recording_us_per_token: float
-    recording_share: float  # of what the whole router costs per token
+    recording_share: float  # of ROUTER_US_PER_TOKEN
     caching_us_per_token: float
     caching_share: float
     snapshot_ms: float
@@ -60,7 +60,7 @@ class Result:
 
 
 class Core:
-    """A core that is kept busy: who ends is followed by another, whose prompt is like nobody else's."""
+    """A scheduler kept busy: each finished request is replaced by one with a prompt of its own."""
 
     def __init__(self, core: Scheduler, facts: ModelFacts, streams: int, *, shares: bool = False) -> None:
         self._core = core
@@ -71,7 +71,7 @@ class Core:
         core.shards_ready(facts, 1, self._now)
 
     def microseconds(self, steps: int) -> float:
-        """Processor time for a step. Plans are asked for as the engine asks: until there is none, and once more."""
+        """Return CPU microseconds per step. As in the engine, `plan` is called until it returns None, and once more."""
         began = time.process_time()
         for _ in range(steps):
             self._step()
@@ -81,7 +81,8 @@ class Core:
         core = self._core
         while core.num_unfinished < self._streams:
             self._number += 1
-            # Ends are spread: every sequence wants a little more than the one before, and begins anew.
+            # Each request asks for one token more than the one before, modulo OUTPUT, so that they end at different
+            # steps.
             core.submit(self._request(OUTPUT + self._number % OUTPUT), self._now)
         self._now += 0.01
         plan = core.plan(self._now)
@@ -103,7 +104,7 @@ def model(num_blocks: int) -> ModelFacts:
 
 
 def rounds(settings: Settings) -> Iterator[tuple[float, float, float]]:
-    """Microseconds for a step, plain, recorded and with a cache, taken in turns."""
+    """Yield microseconds per step of the plain, the recorded and the caching scheduler, measured in turns."""
     policy, facts = Policy(look_ahead=1), model(NUM_BLOCKS)
     cores = (Core(Scheduler(policy, facts), facts, settings.streams),
              Core(Recorder(policy, facts, 300.0, 0.0), facts, settings.streams),
@@ -116,7 +117,7 @@ def rounds(settings: Settings) -> Iterator[tuple[float, float, float]]:
 
 
 def snapshot_ms(settings: Settings) -> float:
-    """A busy core, with many who wait."""
+    """Return the milliseconds of a snapshot of a busy scheduler with many waiting requests."""
     policy = Policy(max_batch_size=settings.streams, max_concurrent_requests=settings.streams + settings.waiting)
     core = Scheduler(policy, facts := model(NUM_BLOCKS))
     core.shards_ready(facts, 1, 0.0)

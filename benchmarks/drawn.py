@@ -1,5 +1,6 @@
-"""What a model's own steps are timed with: sequences of random tokens in blocks of their own, a cache of random
-numbers, a clock that waits for the device. Products of equal rows, or of zeros, take other times.
+"""Random inputs for timing a model's steps, and a timer that waits for the GPU.
+
+Tokens and cache contents are random because matmuls of equal rows, or of zeros, take different times.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ BLOCK_SIZE = 16
 
 
 def blocks_of(length: int) -> int:
-    """How many it takes."""
+    """Return the number of blocks that `length` tokens need."""
     return -(-length // BLOCK_SIZE)
 
 
@@ -28,7 +29,7 @@ def drawn_cache(loaded: Loaded, num_blocks: int) -> Cache:
 
 
 def drawn_sequence(number: int, length: int, computed: int, vocabulary: int, blocks: int) -> Sequence:
-    """One of several that have so many blocks each."""
+    """Return a random sequence that holds blocks `number * blocks` to `(number + 1) * blocks - 1`."""
     tokens = Random(number).choices(range(vocabulary), k=length)
     own = list(range(number * blocks, (number + 1) * blocks))
     return Sequence(id=number, tokens=tokens, num_prompt_tokens=length, num_given=length, computed=computed,
@@ -37,7 +38,7 @@ def drawn_sequence(number: int, length: int, computed: int, vocabulary: int, blo
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Seconds."""
+    """Return the seconds that `run` takes, including the work that it queues on the GPU."""
     began = perf_counter()
     run()
     done()
@@ -45,6 +46,6 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def done() -> None:
-    """When the device is."""
+    """Wait until the GPU has finished all queued work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

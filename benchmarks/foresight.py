@@ -1,10 +1,10 @@
-"""How well `weft simulate` foresees: the first token's times of real runs, each from what another run has taught.
+"""Accuracy of `weft simulate`: recorded time to first token against simulations with step times from another run.
 
-A shard with a small random model, a router and this process, which is the load, talk over real gRPC and HTTP. The runs
-take turns, a part of each at a time and every part with requests of its own, so that a machine that grows slower does
-so for all of them. The recording of every part is then simulated with the pace of another run's part of the same turn;
-a run is all of its parts together. `python -P -m benchmarks.foresight --help` tells the settings. The last line is
-JSON.
+A shard with a small random model, a router and this process, which is the load, communicate over real gRPC and HTTP.
+Each run is played in parts with different requests; the runs take turns part by part, so that a machine that slows
+down affects all of them. Each part's recording is then simulated with the step times of another run's part of the same
+turn; a run's figures are over all of its parts. `python -P -m benchmarks.foresight --help` lists the settings. The last
+line is JSON.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from router.figures import percentile
 from router.simulate import Case
 
 SHARES = (50, 99)
-SEEDS = 8  # simulations of each part, whose figures are taken together: each begins with other luck
+SEEDS = 8  # simulations of each part with different random seeds; their figures are pooled
 OUTPUT = (8, 48)
 WORDS = ("loom", "weft", "warp", "shuttle", "reed", "heddle", "yarn", "twill", "silk", "wool")
 
@@ -40,7 +40,7 @@ WORDS = ("loom", "weft", "warp", "shuttle", "reed", "heddle", "yarn", "twill", "
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    shape: Literal[tuple(SHAPES)] = "tiny"  # type: ignore[valid-type]  # as many as there are
+    shape: Literal[tuple(SHAPES)] = "tiny"  # type: ignore[valid-type]  # a computed Literal
     "The sizes of the model."
     runs: Annotated[int, Parameter(validator=Number(gte=2))] = 2
     "How many runs; each is foreseen from the next one, the last from the first."
@@ -91,16 +91,16 @@ async def play(settings: Settings, port: int, seed: int) -> None:
 
 
 def record(settings: Settings, model: str, seed: int, folder: Path) -> Path:
-    """The recording of one part, from processes of its own."""
+    """Play one part on newly started processes, and return the path of its recording."""
     with serving(2, settings={"max_batch_size": 64}, model=model, record_folder=str(folder)) as server:
         uvloop.run(play(settings, server.port, seed))
         os.kill(server.router, signal.SIGUSR1)
-    (written,) = folder.glob("weft-*.jsonl")  # a router that ends has finished what it began to write
+    (written,) = folder.glob("weft-*.jsonl")  # a router exits only after writing its recording
     return written
 
 
 def recordings(settings: Settings, folder: Path) -> list[list[Path]]:
-    """The parts of each run. Every other turn goes backwards, so that no run is always the first."""
+    """Record the parts of each run. Every other turn is in reverse order, so that no run is always the first."""
     model = str(make(settings.shape, folder / "model"))
     runs: list[list[Path]] = [[] for _ in range(settings.runs)]
     for turn in range(settings.turns):
@@ -112,7 +112,7 @@ def recordings(settings: Settings, folder: Path) -> list[list[Path]]:
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """Seconds until first tokens, of a part or of a whole run."""
+    """Recorded and simulated seconds to first tokens, of a part or of a whole run."""
 
     recorded: list[float]
     simulated: list[float]
@@ -139,7 +139,7 @@ class Foreseen:
 
 
 def bench(settings: Settings = Settings()) -> None:
-    """Times to the first token, real and simulated."""
+    """Compare real and simulated times to first token."""
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
         recorded = recordings(settings, Path(folder))
         parts = [[Foreseen.of(part, like) for part, like in zip(run, teacher, strict=True)]

@@ -1,7 +1,7 @@
-"""Load on a server: streams that ask, read to the end and ask again, over connections that they keep.
+"""Load generator: streams that send a request, read its answer and send the next, over kept-alive connections.
 
-Understands no more of an answer than it must, since it shares the machine with what it measures: it counts the events
-that arrive and notes when. An answer that is not as long as was asked for ends the run with an error.
+It shares the machine with the server that it measures, so it parses as little as possible: it counts events and notes
+when they arrive. An answer with another number of tokens than requested ends the run with an error.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from random import Random
 from typing import cast
 
 EVENT = b"data: {"
-END = b"\r\n0\r\n\r\n"  # of a chunk and of the body: neither a head nor an event ends like this
-OVERLAP = 6  # bytes read before in which an event or the end may begin, and too few for a whole one
+END = b"\r\n0\r\n\r\n"  # end of a chunked body; neither a response head nor an event ends with these bytes
+OVERLAP = 6  # bytes kept from the previous read: EVENT or END may begin in them, but neither fits
 MIN_TOKENS, MAX_TOKENS = 128, 384
 LETTERS = "abcdefghijklmnopqrstuvwxyz     "
-LENGTHS = 8, 32  # of prompts
+LENGTHS = 8, 32  # fewest and most letters of a prompt
 
 
 def no_gaps() -> "array[float]":
@@ -26,11 +26,11 @@ def no_gaps() -> "array[float]":
 
 
 class BadAnswer(Exception):
-    """The server did not answer as it must for the figures to mean anything."""
+    """An answer that makes the measurement invalid."""
 
 
 class Load:
-    """What all streams share: the counts of what arrived, and the first thing that went wrong."""
+    """State shared by all streams: counts of what arrived, and the first failure."""
 
     def __init__(self, host: str, seed: int) -> None:
         self.host = host
@@ -45,7 +45,7 @@ class Load:
         self._transports.append(transport)
 
     def end(self) -> None:
-        """The streams leave as they are."""
+        """Abort the connections of all streams."""
         self._over = True
         for transport in self._transports:
             transport.abort()
@@ -56,13 +56,13 @@ class Load:
             self._failure.set_exception(BadAnswer(reason))
 
     async def last(self, seconds: float) -> None:
-        """Let the streams run for so long; raises what goes wrong meanwhile."""
+        """Let the streams run for `seconds`; raise the first failure."""
         failed, _ = await asyncio.wait([self._failure], timeout=seconds)
         for failure in failed:
             failure.result()
 
     def question(self) -> tuple[bytes, int]:
-        """A request, and how many tokens it asks for."""
+        """Return a new request and the number of tokens it asks for."""
         num_tokens = self.random.randint(MIN_TOKENS, MAX_TOKENS)
         prompt = "".join(self.random.choices(LETTERS, k=self.random.randint(*LENGTHS)))
         body = json.dumps({"inputs": f"say {prompt}", "parameters": {"max_new_tokens": num_tokens}})
@@ -72,7 +72,7 @@ class Load:
 
 
 class Client(asyncio.Protocol):
-    """One stream."""
+    """One stream: a connection that sends one request after the other."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -128,7 +128,7 @@ class Client(asyncio.Protocol):
 
 @asynccontextmanager
 async def running(host: str, port: int, num_streams: int, seed: int) -> AsyncIterator[Load]:
-    """So many streams, until the end of the block."""
+    """Run `num_streams` streams until the end of the block."""
     loop, load = asyncio.get_running_loop(), Load(f"{host}:{port}", seed)
     try:
         for _ in range(num_streams):

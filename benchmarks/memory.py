@@ -1,6 +1,6 @@
-"""What a shard takes: peak anonymous memory and the time to its first token, for random numbers in a real shape.
+"""Peak anonymous memory of a shard and the time from start to first token, for random weights in a real shape.
 
-Runs `weft serve` as users do. `python -P -m benchmarks.memory --help` tells the settings. The last line is JSON.
+Runs `weft serve` as users do. `python -P -m benchmarks.memory --help` lists the settings. The last line is JSON.
 """
 
 import json
@@ -25,17 +25,17 @@ from cyclopts.validators import Number
 from benchmarks.checkpoint import LLAMAS, SHAPES, make
 from benchmarks.saved import tell
 
-ALLOWED = 0.5e9  # bytes beside 1.1 times the weights
-SHARES = {1: 1.0, 2: 0.6}  # of the limit, for each of so many shards
+ALLOWED = 0.5e9  # bytes in addition to 1.1 times the weights
+SHARES = {1: 1.0, 2: 0.6}  # each shard's share of the limit, by number of shards
 SHARD = b"shard.server"
 CACHE_TOKENS = 4096
-INTERVAL = 0.02  # seconds between two looks
+INTERVAL = 0.02  # seconds between two readings of the memory
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    shape: Literal[LLAMAS] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
+    shape: Literal[LLAMAS] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
     "Which model's sizes."
     num_shard: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (1, 2)
     "Shards that share the model; one point for each number."
@@ -65,7 +65,7 @@ def measure(folder: Path, num_shard: int, repeat: int) -> Point:
 
 
 def start(folder: Path, num_shard: int) -> tuple[list[float], float]:
-    """Peaks of the shards, the largest first, and seconds to the first token."""
+    """Start a server; return the peaks of its shards in GB, the largest first, and the seconds to the first token."""
     began = time.monotonic()
     server = subprocess.Popen(
         [sys.executable, "-P", "-m", "launcher.cli", "serve", str(folder), "--port", "0", "--num-shard", str(num_shard),
@@ -100,8 +100,9 @@ def wait_for_port(server: "subprocess.Popen[bytes]", peaks: dict[int, float]) ->
 
 
 def look(launcher: int, peaks: dict[int, float]) -> None:
-    """The shards among the launcher's children, and the most that each was seen with. A thread or a child that ends
-    meanwhile is seen the next time, or has been."""
+    """Update the peak anonymous memory of each shard among the launcher's children.
+
+    A thread or child that ends meanwhile cuts this reading short; the next one covers the others."""
     with suppress(FileNotFoundError, ProcessLookupError):
         for children in Path(f"/proc/{launcher}/task").glob("*/children"):
             for child in children.read_text().split():
@@ -112,7 +113,9 @@ def look(launcher: int, peaks: dict[int, float]) -> None:
 
 
 def allowed(shape: dict[str, Any], itemsize: int, num_shard: int) -> float | None:
-    """1.1 times the weights and the packed copy of a tied head, and half a gigabyte. There is no limit for others."""
+    """Return the limit per shard in GB: 1.1 times the weights with the packed copy of a tied head, plus ALLOWED.
+
+    Return None if there is no limit for this number of shards."""
     if num_shard not in SHARES:
         return None
     hidden, inner, vocabulary = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
@@ -123,11 +126,11 @@ def allowed(shape: dict[str, Any], itemsize: int, num_shard: int) -> float | Non
 
 
 def bench(settings: Settings = Settings()) -> None:
-    """Peak anonymous memory of the shards, and seconds to the first token."""
+    """Measure peak anonymous memory of the shards, and seconds to the first token."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = make(settings.shape, Path(settings.folder or temporary) / settings.shape)
         for path in folder.iterdir():
-            path.read_bytes()  # so that the system has the files in memory
+            path.read_bytes()  # loads the files into the page cache
         points = [measure(folder, num_shard, settings.repeat) for num_shard in settings.num_shard]
     text = "\n".join(map(line, points))
     tell(f"{settings.shape} memory", text, summary(settings, points), keep=settings.save)

@@ -1,8 +1,8 @@
-"""What those notice who go by no adapter when thousands of requests name adapters with something wrong in them.
+"""Latency of base-model requests while thousands of requests name invalid adapters.
 
-Streams that name none decode without end, on a random model in a real shape behind `weft serve`. Alone and beside
-requests for spoiled adapters, in turn: the time between two of their tokens. `python -P -m benchmarks.mutated --help`
-tells the settings. The last line is JSON.
+Streams without an adapter decode all the time, on a random model in a real shape served by `weft serve`. The time
+between two of their tokens is measured in turns: alone, and beside requests for invalid adapters. `python -P -m
+benchmarks.mutated --help` lists the settings. The last line is JSON.
 """
 
 import asyncio
@@ -33,17 +33,17 @@ from router.figures import percentile
 
 WORDS = "weave me a picture of the sea and of the boats that sail on it"
 RANK = 8
-LENGTH = 3000  # tokens of an answer, behind which the next begins
+LENGTH = 3000  # tokens of an answer, after which a stream sends its next request
 SETTLED = 2.0  # seconds before the first turn, once all streams have begun
-IGNORING_ENDS = ("--compat", "lorax")  # whose clients may ask for more than a random model has to say
-NAMED = re.compile(r"'[^']*'|\S*[\d/_.]\S*")  # what differs from file to file in a reason
+IGNORING_ENDS = ("--compat", "lorax")  # an API with `ignore_eos_token`: a random model may end its answers early
+NAMED = re.compile(r"'[^']*'|\S*[\d/_.]\S*")  # parts of an error that differ from file to file
 PREFIX = re.compile(r"^Request failed during generation: (the adapter \S+: )?")
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    shape: Literal[LLAMAS] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
+    shape: Literal[LLAMAS] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
     "Which model's sizes."
     streams: Annotated[int, Parameter(validator=Number(gte=1))] = 8
     "How many streams decode."
@@ -67,7 +67,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Turn:
-    """What the streams noticed, and what the others were told: by status, and why."""
+    """Token gaps of the streams, and statuses and errors of the other requests."""
 
     gaps: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -85,7 +85,7 @@ class Point:
 
 
 class Streams:
-    """One request behind the other, each until it ends, noted in the turn at hand."""
+    """Streams that send one request after the other and add their token gaps to `turn`."""
 
     def __init__(self, http: aiohttp.ClientSession, turn: Turn) -> None:
         self._http = http
@@ -93,7 +93,7 @@ class Streams:
 
     @asynccontextmanager
     async def running(self, count: int) -> AsyncIterator[None]:
-        """In the block they have begun, all of them."""
+        """Run `count` streams; the block begins when every stream has received a token."""
         begun = [asyncio.Event() for _ in range(count)]
         tasks = [asyncio.create_task(self._stream(number, begun[number])) for number in range(count)]
         all_begun = asyncio.create_task(all_of(begun))
@@ -125,7 +125,7 @@ async def all_of(events: Iterable[asyncio.Event]) -> None:
 
 
 def check(tasks: Iterable["asyncio.Task[None]"]) -> None:
-    """None ends by itself."""
+    """Raise the exception of a stream that ended: a stream ends only by failing."""
     for task in tasks:
         if task.done():
             task.result()
@@ -143,7 +143,7 @@ async def ask_for(http: aiohttp.ClientSession, due: Iterator[tuple[float, str]],
 
 
 def reason(error: str, name: str) -> str:
-    """Of which kind it is."""
+    """Return the error without the parts that differ from file to file."""
     return re.sub(r"\.\.\.( \.\.\.)+", "...", NAMED.sub("...", PREFIX.sub("", error).replace(name, "...")))
 
 
@@ -182,7 +182,7 @@ def point(turn: Turn) -> Point:
 
 
 def ratios(turns: Sequence[tuple[Point, Point]], name: str) -> list[float]:
-    """Beside the others, by what it was alone a moment before."""
+    """Return a figure beside the other requests divided by the same figure alone, for each turn."""
     return [getattr(other, name) / getattr(first, name) for first, other in turns]
 
 
@@ -226,7 +226,9 @@ def summary(settings: Settings, turns: Sequence[tuple[Turn, Turn]]) -> dict[str,
 
 
 def write_adapters(settings: Settings, root: Path) -> list[str]:
-    """Their names. Each was a small adapter of the model before it was spoiled: of two products of its first layer."""
+    """Write the invalid adapters and return their names.
+
+    Each is derived from a valid small adapter for two linears of the first layer."""
     good = root / "good"
     good.mkdir(parents=True)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -245,7 +247,7 @@ def write_adapters(settings: Settings, root: Path) -> list[str]:
 
 
 def bench(settings: Settings = Settings()) -> None:
-    """Milliseconds between tokens of those who name no adapter, alone and beside requests for spoiled ones."""
+    """Measure milliseconds between tokens of requests without adapter, alone and beside requests for invalid ones."""
     with tempfile.TemporaryDirectory() as temporary:
         model = make(settings.shape, Path(settings.folder or temporary) / settings.shape)
         root = Path(temporary) / "adapters"

@@ -1,8 +1,8 @@
-"""When more comes than can be served: how fast the excess is refused, how long the rest waits, what is lost.
+"""Behavior under overload: how fast excess requests are rejected, how long the others wait, what throughput is lost.
 
-A simulated shard, a router and this process, which is the load, talk over real gRPC and HTTP. First as much as can be
-served, then several times as much for a while. `python -P -m benchmarks.overload --help` tells the settings. The last
-line is JSON.
+A simulated shard, a router and this process, which is the load, communicate over real gRPC and HTTP. The load is first
+as much as can be served, then several times as much for a while. `python -P -m benchmarks.overload --help` lists the
+settings. The last line is JSON.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from benchmarks.saved import tell
 
 BATCH = 16
 OUTPUT = 64  # tokens of every answer
-SETTLED = 4.0  # seconds from the beginning that do not count
+SETTLED = 4.0  # seconds of warm-up, which do not count
 ROUTER = {"max_batch_size": BATCH, "max_concurrent_requests": 100_000}
 
 
@@ -42,16 +42,16 @@ class Settings:
 
 @dataclass(slots=True)
 class Seen:
-    """What came of all requests."""
+    """Outcomes of all requests."""
 
     began: float = field(default_factory=time.perf_counter)
-    waits: list[float] = field(default_factory=list)  # milliseconds until they started, of those who were served
-    ends: list[float] = field(default_factory=list)  # when answers came, in seconds from the beginning
-    refusals: list[float] = field(default_factory=list)  # milliseconds until the client heard of it
+    waits: list[float] = field(default_factory=list)  # queue time of the served requests in milliseconds
+    ends: list[float] = field(default_factory=list)  # when answers were complete, in seconds since `began`
+    refusals: list[float] = field(default_factory=list)  # milliseconds from sending to the answer 429
     retry_after: list[int] = field(default_factory=list)
 
     def rate(self, until: float) -> float:
-        """Tokens a second of answers that came between settling and then."""
+        """Return tokens per second of the answers that were complete between SETTLED and `until`."""
         return OUTPUT * sum(SETTLED <= end < until for end in self.ends) / (until - SETTLED)
 
 
@@ -77,7 +77,7 @@ class Load:
             seen.ends.append(now - seen.began)
 
     async def peak(self, seconds: float) -> float:
-        """Tokens a second when there is always somebody who waits, and nobody is refused."""
+        """Return tokens per second when requests are always queued and none is rejected."""
         seen = Seen()
 
         async def again() -> None:
@@ -90,7 +90,7 @@ class Load:
         return seen.rate(seconds)
 
     async def flood(self, rate: float, seconds: float) -> Seen:
-        """So many requests a second, whatever becomes of them."""
+        """Send `rate` requests per second at random times, without waiting for answers (open loop)."""
         seen = Seen()
         async with asyncio.TaskGroup() as group:
             at = 0.0
@@ -115,7 +115,7 @@ def at(values: Sequence[float], part: float) -> float:
 
 
 def bench(settings: Settings = Settings()) -> None:
-    """Refusals, waits and throughput with several times as many requests as can be served."""
+    """Measure rejections, queue times and throughput with several times as many requests as can be served."""
     peak, seen = uvloop.run(measure(settings))
     share = seen.rate(settings.seconds) / peak
     figures: dict[str, Any] = {

@@ -1,6 +1,6 @@
-"""A shard and a router as the processes that they are in service, and what the system says about them.
+"""A shard and a router as processes, as in service, and the CPU time that the system reports for them.
 
-Knows both by their command lines only.
+Both are started by their command lines; nothing is imported from them.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 HOST = "127.0.0.1"
-STDERR = 2  # where children talk: stdout is for the figures
+STDERR = 2  # receives the stdout of children, since ours is for the figures
 STEP_SECONDS = 0.005
 PATIENCE = 10.0  # seconds for a child to end
 SHARD = {
@@ -30,12 +30,12 @@ ROUTER = {"hostname": HOST, "port": 0, "max_concurrent_requests": 1024, "max_bat
 
 
 class NotStarted(Exception):
-    """A child ended before it was ready; it has said why on stderr."""
+    """A child process ended before it was ready; the reason is on its stderr."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A router that serves, and its shard, by their process ids."""
+    """Process ids of a router and its shard, the router's port, and the shard's log of steps."""
 
     router: int
     shard: int
@@ -43,7 +43,7 @@ class Server:
     steps: Path
 
     def step_times(self) -> "array[float]":
-        """Begin and end of every step so far, in turns, in seconds of `time.monotonic`."""
+        """Return begin and end of every step so far, alternating, in seconds of `time.monotonic`."""
         times = array("d")
         times.frombytes(self.steps.read_bytes())
         return times
@@ -53,8 +53,10 @@ class Server:
 def serving(look_ahead: int, profile: str = "", settings: Mapping[str, Any] = NOTHING, model: str = "", *,
             record_folder: str = "", shard: Mapping[str, Any] = NOTHING,
             folder: Path | None = None) -> Iterator[Server]:
-    """`profile` names the file that gets the router's profile at the end; `settings` are more of the router's, `shard`
-    of the shard's; `model` is a folder, without one the shard simulates. The router runs in `folder`."""
+    """Run a shard and a router as long as the block runs.
+
+    `profile` is the file for the router's profile, written when it exits; `settings` are further settings of the
+    router, `shard` of the shard; `model` is a folder, without one the shard simulates. The router runs in `folder`."""
     profiler = ("-m", "cProfile", "-o", profile) if profile else ()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as place:
         socket, steps = f"unix:{place}/shard.sock", Path(place, "steps")
@@ -68,15 +70,16 @@ def serving(look_ahead: int, profile: str = "", settings: Mapping[str, Any] = NO
 
 @contextmanager
 def child(program: Sequence[str], order: dict[str, Any], folder: Path | None = None) -> Iterator[tuple[int, str]]:
-    """A child of ours, in a folder, as long as the block runs: its process id and the word it said behind `ready`."""
+    """Run a child process in a folder as long as the block runs; yield its process id and the word after `ready`."""
     with begun(program, order, folder) as (process_id, lines):
         yield process_id, said_ready(lines, program)
 
 
 @contextmanager
 def children(program: Sequence[str], orders: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """Children that wait for each other before they are ready, as the ranks of one model do. When one ends before, the
-    others are ended too."""
+    """Run children that wait for each other before they are ready, as the ranks of one model do.
+
+    If one ends before it is ready, the others are ended too."""
     with ThreadPoolExecutor(len(orders)) as readers, ExitStack() as stack:
         texts = [stack.enter_context(begun(program, order))[1] for order in orders]
         for word in as_completed([readers.submit(said_ready, lines, program) for lines in texts]):
@@ -86,9 +89,11 @@ def children(program: Sequence[str], orders: Sequence[dict[str, Any]]) -> Iterat
 
 @contextmanager
 def begun(program: Sequence[str], order: dict[str, Any], folder: Path | None = None) -> Iterator[tuple[int, TextIO]]:
-    """A child's process id and what it will say. It is ended before that is closed, which somebody may be reading."""
+    """Start a child; yield its process id and the pipe on which it reports that it is ready.
+
+    The child is ended before the pipe is closed, since another thread may be reading it."""
     reader, ready = os.pipe()
-    parent, alive = os.pipe()  # nobody writes: its end tells the child that we are gone
+    parent, alive = os.pipe()  # never written: end of file signals to the child that this process has ended
     command = [sys.executable, "-P", *program, json.dumps(order | {"ready_fd": ready, "parent_fd": parent})]
     process = subprocess.Popen(
         command, pass_fds=(ready, parent), stdin=subprocess.DEVNULL, stdout=STDERR, cwd=folder)
@@ -120,18 +125,18 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def cpu_seconds(process_id: int) -> float:
-    """User and system time of a process, all its threads, to the nanosecond: what rusage tells only of one that ended.
+    """Return user and system time of a running process with all its threads; rusage only covers ended children.
 
-    Linux makes the number of a process's clock from its id, see clock_getcpuclockid(3).
+    The resolution is a nanosecond. Linux derives the clock id from the process id, see clock_getcpuclockid(3).
     """
     return time.clock_gettime((~process_id << 3) | 2)
 
 
 def machine_seconds() -> float:
-    """CPU time of whatever runs on this machine, to a tick of 10 ms."""
+    """Return the CPU seconds of everything that runs on this machine, in ticks of 10 ms."""
     names = "user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal"
     with open("/proc/stat", encoding="ascii") as file:
-        ticks = dict(zip(names, map(int, file.readline().split()[1:]), strict=False))  # guests are in user
+        ticks = dict(zip(names, map(int, file.readline().split()[1:]), strict=False))  # "user" includes guests
     return (sum(ticks.values()) - ticks["idle"] - ticks["iowait"]) / os.sysconf("SC_CLK_TCK")
 
 

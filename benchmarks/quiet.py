@@ -1,6 +1,6 @@
-"""Turns that count: those in which the processors were ours.
+"""Repetition of measurements that lost CPU time to other users of the host (steal time).
 
-The host of a virtual machine may give them to others for seconds on end. Linux says how much of them (`/proc/stat`).
+The host of a virtual machine may give its processors to others for seconds; Linux reports how much in `/proc/stat`.
 """
 
 import os
@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 TRIES = 20
-MOST = 0.05  # of the processors, that a turn may lose and counts
-STEAL = 8  # its place in the first line
+MOST = 0.05  # largest stolen share of the processors with which a turn counts
+STEAL = 8  # index of the steal time in the first line of /proc/stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +22,20 @@ class Turn(Generic[T]):
 
 
 def stolen_seconds() -> float:
-    """Of all processors together, since the machine started."""
+    """Return the steal time of all processors together since the machine started."""
     with open("/proc/stat", encoding="ascii") as file:
         return int(file.readline().split()[STEAL]) / os.sysconf("SC_CLK_TCK")
 
 
 class Tries(Generic[T]):
-    """Of one turn, until no more than `most` of the processors was stolen meanwhile, or until there were `count`."""
+    """Attempts at one turn, until at most `most` of the processors was stolen in one, or `count` were made."""
 
     def __init__(self, most: float, count: int = TRIES) -> None:
         self._most, self._count = most, count
         self._done: list[Turn[T]] = []
 
     def again(self) -> bool:
-        """Whether it should be tried, from now on."""
+        """Return whether another attempt is needed, and start its clock."""
         self._began, self._before = time.perf_counter(), stolen_seconds()
         return not self._done or (len(self._done) < self._count and self._done[-1].stolen > self._most)
 
@@ -45,5 +45,5 @@ class Tries(Generic[T]):
 
     @property
     def best(self) -> Turn[T]:
-        """In which least was stolen."""
+        """The attempt with the least steal time."""
         return min(self._done, key=lambda turn: turn.stolen)

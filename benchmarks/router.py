@@ -1,7 +1,7 @@
-"""What the router costs: CPU per delivered token, and how long its shard waits for it between two steps.
+"""Cost of the router: CPU time per delivered token, and how long its shard waits for it between two steps.
 
-A simulated shard, a router and this process, which is the load, talk over real gRPC and HTTP. `python -P -m
-benchmarks.router --help` tells the settings, benchmarks/README.md how the figures are made. The last line is JSON.
+A simulated shard, a router and this process, which is the load, communicate over real gRPC and HTTP. `python -P -m
+benchmarks.router --help` lists the settings; benchmarks/README.md defines the figures. The last line is JSON.
 """
 
 import statistics
@@ -47,7 +47,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Where the clocks and counters stand."""
+    """Values of all clocks and counters at one time."""
 
     time: float
     router: float
@@ -69,7 +69,7 @@ class Point:
     tokens_per_second: float
     router_us_per_token: float
     shard_idle_share: float
-    step_ms: float  # as the shard took it: 5 where it got a core at once
+    step_ms: float  # measured by the shard: 5 if it gets a core at once
     gap_p50_ms: float  # between two tokens of a stream, at the client
     gap_p99_ms: float
     cores: float  # that router, shard and load used together
@@ -108,12 +108,12 @@ def point(where: tuple[int, int], window: tuple[Reading, Reading], steps: Sequen
 
 
 def steps_within(times: Sequence[float], begin: float, end: float) -> list[tuple[float, float]]:
-    """Begin and end of the steps that lie in the window as a whole."""
+    """Return begin and end of the steps that are entirely within the window."""
     return [step for step in zip(times[::2], times[1::2], strict=True) if begin <= step[0] and step[1] <= end]
 
 
 def idle_share(steps: Sequence[tuple[float, float]]) -> float:
-    """From the first step's begin to the last one's end, the share of time in which none ran."""
+    """Return the share of time without a running step, from the first step's begin to the last one's end."""
     return 1 - sum(end - begin for begin, end in steps) / (steps[-1][1] - steps[0][0])
 
 
@@ -122,7 +122,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def run(settings: Settings) -> list[Point]:
-    """Points by streams and look-ahead, each the median of its repetitions, which were measured in turns."""
+    """Measure all points in turns; return one per streams and look-ahead, the median of its repetitions."""
     print(table([]), file=sys.stderr)
     points = [one for _ in range(settings.repeat) for one in run_once(settings)]
     return [median([one for one in points if (one.streams, one.look_ahead) == (streams, look_ahead)])
@@ -139,7 +139,7 @@ def run_once(settings: Settings) -> Iterator[Point]:
 
 
 def median(points: Sequence[Point]) -> Point:
-    """Field by field."""
+    """Return a point with the median of every field."""
     values = {item.name: statistics.median([getattr(one, item.name) for one in points]) for item in fields(Point)}
     return Point(**values | {"streams": points[0].streams, "look_ahead": points[0].look_ahead})
 
@@ -161,7 +161,7 @@ def table(points: Sequence[Point]) -> str:
 
 
 def summary(settings: Settings, points: Sequence[Point]) -> dict[str, Any]:
-    """The goal's two figures first; they are null when its point was not measured."""
+    """Return the results, the goal's two figures first; these are None if its point was not measured."""
     goal = next((one for one in points if (one.streams, one.look_ahead) == (GOAL_STREAMS, GOAL_LOOK_AHEAD)), None)
     return {
         "router_us_per_token": goal and round(goal.router_us_per_token, 2),
@@ -174,7 +174,7 @@ def summary(settings: Settings, points: Sequence[Point]) -> dict[str, Any]:
 
 
 def bench(settings: Settings = Settings()) -> None:
-    """Microseconds of the router's CPU per delivered token, and the share of time that its shard waits."""
+    """Measure the router's CPU microseconds per delivered token, and the share of time that its shard waits."""
     settings = replace(settings, seconds=0.5, repeat=1) if settings.quick else settings
     points = run(settings)
     tell("router", table(points), summary(settings, points), keep=settings.save)

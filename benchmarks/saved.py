@@ -1,5 +1,6 @@
-"""How a run ends: its results are printed, and kept if that was asked for. Files under benchmarks/results are named by
-date, hardware and what was measured.
+"""Output of a benchmark: its results are printed and, on request, saved.
+
+Files under benchmarks/results are named by date, hardware and what was measured.
 """
 
 import json
@@ -32,7 +33,9 @@ def today() -> str:
 
 
 def made(program: str = "", places: Collection[str] = PLACES) -> dict[str, Any]:
-    """What belongs to every result. Without a name the program is told as the module that was started."""
+    """Return what every result carries: date, hardware, versions and command line.
+
+    `program` defaults to the module that was started; options in `places` are left out."""
     words, source = without_places(sys.argv[1:], places), commit()
     return {"date": today(), "hardware": hardware(),
             "versions": {"weft": version("weft"), **({"commit": source} if source else {}),
@@ -41,7 +44,7 @@ def made(program: str = "", places: Collection[str] = PLACES) -> dict[str, Any]:
 
 
 def commit(root: Path = ROOT) -> str:
-    """Of the checkout that runs, with a plus if files were changed since; nothing where there is none, or no git."""
+    """Return the commit of the checkout, with a plus if files were changed since; empty without checkout or git."""
     git = shutil.which("git")
     if git is None or not (root / ".git").exists():
         return ""
@@ -56,19 +59,19 @@ def started() -> str:
 
 
 def without_places(words: Sequence[str], places: Collection[str] = PLACES) -> list[str]:
-    """Where something lies on this machine is nobody's affair."""
+    """Drop the options with paths, which are private to this machine, and their values."""
     named = [number for number, word in enumerate(words) if word.partition("=")[0] in places]
     left_out = {*named, *(number + 1 for number in named if "=" not in words[number])}
     return [word for number, word in enumerate(words) if number not in left_out]
 
 
 def as_line(found: Mapping[str, Any]) -> str:
-    """JSON, with what belongs to every result."""
+    """Return the results with date, hardware, versions and command line as one line of JSON."""
     return json.dumps({**found, **made()})
 
 
 def tell(name: str, text: str, found: Mapping[str, Any], *, keep: bool) -> None:
-    """The text, and what was found as JSON in the last line."""
+    """Print the text, and the results as JSON in the last line; with `keep`, save both."""
     whole = f"{text}\n{as_line(found)}"
     print(whole)
     if keep:
@@ -76,7 +79,7 @@ def tell(name: str, text: str, found: Mapping[str, Any], *, keep: bool) -> None:
 
 
 def file_name(*words: str) -> str:
-    """Without an end."""
+    """Return a file name made of these words, without extension."""
     return "-".join(word for word in re.split("[^a-z0-9]+", " ".join(words).lower()) if word)
 
 

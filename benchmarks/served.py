@@ -1,6 +1,6 @@
-"""`weft serve` as users start it, on a model that was made on the spot, and the tokens of its streams.
+"""`weft serve` as users start it, on a generated model, and the token times of its streams.
 
-Knows nothing of what is measured. What goes wrong ends the benchmark.
+Any error ends the benchmark.
 """
 
 import os
@@ -21,7 +21,7 @@ from benchmarks.processes import HOST, end
 
 @contextmanager
 def served(model: Path, root: Path, flags: Sequence[str] = ()) -> Iterator[str]:
-    """The address of a server for adapters below `root`. What it keeps of them goes with it, and it with us."""
+    """Run a server for adapters below `root` and yield its URL; then stop it and delete its adapter cache."""
     with tempfile.TemporaryDirectory() as cache, ended_by_exit():
         server = subprocess.Popen(
             [sys.executable, "-P", "-m", "launcher.cli", "serve", str(model), "--port", "0",
@@ -36,7 +36,7 @@ def served(model: Path, root: Path, flags: Sequence[str] = ()) -> Iterator[str]:
 
 @contextmanager
 def ended_by_exit() -> Iterator[None]:
-    """SIGTERM ends what stands in `finally`, too."""
+    """Turn SIGTERM into SystemExit, so that `finally` blocks run."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
@@ -53,13 +53,13 @@ def wait_for_port(server: "subprocess.Popen[bytes]") -> int:
 
 
 def session(address: str) -> aiohttp.ClientSession:
-    """That waits for as long as it takes."""
+    """Return a client session without limits on time and connections."""
     return aiohttp.ClientSession(address, timeout=aiohttp.ClientTimeout(total=None),
                                  connector=aiohttp.TCPConnector(limit=0))
 
 
 async def token_times(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[float, float]]:
-    """Of a stream: when each token came, and how long after the one before; 0 for the first."""
+    """Yield the arrival time of each token of a stream, and the seconds since the one before; 0 for the first."""
     before = 0.0
     async for line in answer.content:
         if line.startswith(b"data:"):

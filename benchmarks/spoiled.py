@@ -1,7 +1,7 @@
-"""An adapter's two files with something wrong in them. What it is follows from a number.
+"""Invalid adapters: the two files of a valid one with a defect, which a number selects.
 
-A few kinds, none of which any server may take: some are seen by the header, some by the config, some only by who knows
-the model. Tests have many more of them, in a module of their own. Knows nothing of who reads the files.
+There are a few kinds of defects, none of which a server may accept: some show in the header, some in the config, some
+only in comparison with the model. The tests have a larger set in a module of their own.
 """
 
 import json
@@ -16,7 +16,7 @@ Header = dict[str, Any]
 
 
 def spoiled(files: Files, number: int) -> dict[str, bytes]:
-    """Each kind has its turn."""
+    """Return the files with a defect; consecutive numbers cycle through the kinds."""
     name, kind = list(KINDS.items())[number % len(KINDS)]
     return {**files, **kind(files, Random(f"{name} {number}"))}
 
@@ -36,7 +36,7 @@ def picked(header: Header, random: Random) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Seen by the header
+# Detected in the header
 
 
 def cut(files: Files, random: Random) -> Files:
@@ -52,7 +52,7 @@ def claim_another_length(files: Files, random: Random) -> Files:
 
 
 def break_the_text(files: Files, random: Random) -> Files:
-    """No header has bytes that are no UTF-8."""
+    """Replace a byte of the header by one that is invalid in UTF-8."""
     weights = files[WEIGHTS]
     place = random.randrange(8, 8 + int.from_bytes(weights[:8], "little"))
     return {WEIGHTS: weights[:place] + b"\xff" + weights[place + 1:]}
@@ -78,7 +78,7 @@ def point_elsewhere(files: Files, random: Random) -> Files:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Seen by the config
+# Detected in the config
 
 
 def break_the_config(files: Files, random: Random) -> Files:
@@ -90,7 +90,7 @@ def ask_for_another_method(files: Files, random: Random) -> Files:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Seen by who knows the model
+# Detected by comparison with the model
 
 
 def claim_another_rank(files: Files, random: Random) -> Files:
@@ -105,7 +105,7 @@ def belong_to_nothing(files: Files, random: Random) -> Files:
 
 
 def turn_the_matrices(files: Files, random: Random) -> Files:
-    """As of a model of another width; something beside them tells it from others."""
+    """Transpose all shapes, as in a model of another width; random metadata makes each file different."""
     header, numbers = take_apart(files[WEIGHTS])
     turned = {name: entry | {"shape": entry["shape"][::-1]} for name, entry in header.items()}
     return {WEIGHTS: put_together({"__metadata__": {"number": str(random.random())}} | turned, numbers)}

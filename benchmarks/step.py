@@ -1,7 +1,7 @@
-"""What a decode step costs beside its products: the whole step, and the model's own packed products and head alone.
+"""Cost of a decode step beyond its matmuls: the whole step against the model's own packed matmuls and head alone.
 
-Both run in turn on the same weights with the same number of rows; random numbers in a real shape stand for a model.
-`python -P -m benchmarks.step --help` tells the settings. The last line is JSON.
+Both run in turns on the same random weights in a real shape, with the same number of rows.
+`python -P -m benchmarks.step --help` lists the settings. The last line is JSON.
 """
 
 import statistics
@@ -27,13 +27,13 @@ from shard.config import ShardConfig
 from shard.loading import Loaded, load
 from shard.replay import Extent
 
-GOALS = {1: 0.80, 8: 0.75, 16: 0.68, 32: 0.62}  # of qwen2.5-0.5b with a context of 256
+GOALS = {1: 0.80, 8: 0.75, 16: 0.68, 32: 0.62}  # share of matmuls by batch size, for qwen2.5-0.5b at context 256
 
 
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    shape: Literal[tuple(SHAPES)] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
+    shape: Literal[tuple(SHAPES)] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
     "Which model's sizes."
     batch: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (1, 8, 16, 32)
     "How many sequences decode; one point for each number."
@@ -64,10 +64,10 @@ class Point:
     batch: int
     step_ms: float
     products_ms: float
-    share: float  # of the step that its products alone take: the median of the turns
+    share: float  # time of the matmuls alone / time of the step, the median of the turns
     least_share: float
     most_share: float
-    operations: str = ""  # where the time goes, if that was asked for
+    operations: str = ""  # the profile, if requested
 
 
 def measure(loaded: Loaded, settings: Settings, batch: int) -> Point:
@@ -86,17 +86,17 @@ def measure(loaded: Loaded, settings: Settings, batch: int) -> Point:
 
 
 def prepared(loaded: Loaded, batch: int, context: int) -> tuple[Cache, Step]:
-    """Greedy sequences, each about to compute its last token."""
+    """Return a random cache, and a step of greedy sequences that are each about to compute their last token."""
     each, vocabulary = blocks_of(context), loaded.config.vocabulary_size
     rows = [drawn_sequence(number, context, context - 1, vocabulary, each) for number in range(batch)]
     return drawn_cache(loaded, batch * each), Step(decodes=rows)
 
 
 def products_of(loaded: Loaded, batch: int) -> Callable[[], None]:
-    """One after the other, as in a step, on rows that are the same every time."""
+    """Return a function that runs the matmuls of a step one after the other, on the same rows every time."""
     model = loaded.model
     products = model.products
-    rows = max(batch, 2)  # as in a step, where a lone token has company
+    rows = max(batch, 2)  # as in a step, which computes a single row as two
     inputs: dict[int, Tensor] = {}
     for width in {width for _, width in products} | {model.config.hidden_size}:
         inputs[width] = torch.randn(rows, width, dtype=loaded.dtype, device=loaded.device)
@@ -142,7 +142,7 @@ def summary(settings: Settings, loaded: Loaded, points: Sequence[Point]) -> dict
 
 
 def bench(settings: Settings = Settings()) -> None:
-    """Milliseconds of a decode step, and the share of it that its products take alone."""
+    """Measure decode steps in milliseconds, and the share that their matmuls take alone."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = make(settings.shape, Path(settings.folder or temporary) / settings.shape)
         loaded = load(ShardConfig(model=str(folder), dtype=settings.dtype, device=settings.device,

@@ -1,10 +1,9 @@
-"""What adapters cost through a server: tokens a second and the time between tokens, while adapters stay and while they
-take turns.
+"""Cost of adapters through a server: throughput and time between tokens, with resident and with swapped adapters.
 
 Servers are started as users start them, on a random model in a real shape with random adapters that change every
-linear of every layer: one in which all adapters stay, one in which few fit at once, and one whose adapters have
-different ranks. In each the numbers of adapters take turns. `python -P -m benchmarks.swapping --help` tells the
-settings. The last line is JSON.
+linear of every layer. There are three: one in which all adapters stay loaded, one in which few fit at once, and one
+whose adapters have different ranks. On each, the numbers of adapters are measured in turns. `python -P -m
+benchmarks.swapping --help` lists the settings. The last line is JSON.
 """
 
 import asyncio
@@ -37,7 +36,7 @@ SAME, MIXED = (16,), (8, 16, 32, 64)  # ranks
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    shape: Literal[LLAMAS] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # as many as there are
+    shape: Literal[LLAMAS] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
     "Which model's sizes."
     streams: Annotated[int, Parameter(validator=Number(gte=1))] = 16
     "How many requests are under way at once."
@@ -62,7 +61,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Heard:
-    """Of one turn: tokens, in how many seconds, and those between two of one answer."""
+    """Measurements of one turn: number of tokens, its seconds, and the seconds between two tokens of an answer."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -70,7 +69,7 @@ class Heard:
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return self.tokens / self.seconds
 
 
@@ -79,7 +78,7 @@ class Point:
     variant: str
     adapters: int
     tokens_per_second: float
-    cost_percent: float  # of the throughput without any in the same turn
+    cost_percent: float  # of the throughput without adapters in the same turn
     gap_p50_ms: float
     gap_p95_ms: float
     gap_most_ms: float
@@ -87,11 +86,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of a server."""
+    """Results of one server."""
 
     variant: str
-    seconds_per_new: float  # from one adapter that had not been asked for to the next, many being under way
-    stolen: float  # share of the processors that others had in the worst of its turns
+    seconds_per_new: float  # elapsed seconds per adapter used for the first time, with many concurrent requests
+    stolen: float  # steal time in the worst turn, as a share of the processors
     points: list[Point]
 
     def told(self) -> str:
@@ -102,7 +101,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One server."""
+    """Configuration of one server: ranks of its adapters and command-line flags."""
 
     name: str
     ranks: tuple[int, ...]
@@ -115,7 +114,7 @@ class Load:
         self._numbers = count()
 
     async def warm_up(self, ranks: Sequence[int], adapters: int) -> float:
-        """A token by every adapter. Returns the seconds from one that is new to the next, many being under way."""
+        """Generate a token with every adapter; return the elapsed seconds per adapter, with concurrent requests."""
         began, numbers = time.perf_counter(), iter(range(adapters))
         async with asyncio.TaskGroup() as group:
             for _ in range(self._settings.streams):
@@ -129,7 +128,7 @@ class Load:
                 answer.raise_for_status()
 
     async def turn(self, ranks: Sequence[int], adapters: int) -> Heard:
-        """So many streams, one request behind the other."""
+        """Run all streams; each sends its requests one after the other."""
         began, heard = time.perf_counter(), Heard()
         async with asyncio.TaskGroup() as group:
             for _ in range(self._settings.streams):
@@ -214,7 +213,7 @@ def variants(settings: Settings) -> tuple[Variant, ...]:
 
 
 def bench(settings: Settings = Settings()) -> None:
-    """Tokens a second and milliseconds between tokens, with and without adapters."""
+    """Measure tokens per second and milliseconds between tokens, with and without adapters."""
     found: list[Found] = []
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(settings.folder or temporary)
@@ -223,7 +222,7 @@ def bench(settings: Settings = Settings()) -> None:
             make_adapters(settings, root, variant.ranks)
             with served(model, root, variant.flags) as address:
                 found.append(uvloop.run(measure(settings, variant, address)))
-            print(found[-1].told(), end="", flush=True)  # what is there is not lost with what comes
+            print(found[-1].told(), end="", flush=True)  # printed at once, in case a later server fails
     last = as_line(summary(settings, found))
     if settings.save:
         save(f"{settings.shape} adapters served", "".join(one.told() for one in found) + f"{last}\n")

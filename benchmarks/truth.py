@@ -1,7 +1,7 @@
-"""Whether `weft bench` tells the truth: what it says of a server whose shard takes a fixed time for every step.
+"""Accuracy of `weft bench`: its figures for a server whose shard takes a fixed time for every step.
 
-A simulated shard notes begin and end of every step. What a token's time really was is the end of the step that made it,
-and from one token to the next it is the time between two steps. `--help` tells the settings. The last line is JSON.
+A simulated shard logs begin and end of every step. The true time of a token is the end of the step that generated it,
+the true time between tokens that between two steps. `--help` lists the settings. The last line is JSON.
 """
 
 from bisect import bisect_right
@@ -53,21 +53,21 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What was said, by what is true, less 1."""
+    """Relative errors (reported / true - 1), reported figures, and absolute errors."""
 
     streams: int
     first_token: float
     between_tokens: float
     throughput: float
-    first_token_ms: float  # as it was said
+    first_token_ms: float  # as reported
     between_tokens_ms: float
     tokens_per_second: float
-    first_token_off_ms: float  # what was said, less what is true
+    first_token_off_ms: float  # reported - true
     between_tokens_off_ms: float
 
 
 async def measure(port: int, streams: int, settings: Settings) -> tuple[list[Record], float]:
-    """What was noted, and when the clock of the records began."""
+    """Run the load; return its records, and the `perf_counter` time at which their clock began."""
     workload = Workload(requests=4 * streams, prompt_tokens="6", output_tokens=f"{settings.tokens}")
     asks = await make(workload, count_words)
     began = perf_counter()
@@ -76,7 +76,7 @@ async def measure(port: int, streams: int, settings: Settings) -> tuple[list[Rec
 
 
 def compare(streams: int, records: Sequence[Record], steps: Sequence[float], began: float, seconds: float) -> Point:
-    """`steps` are begin and end of each in turn."""
+    """Compare reported with true figures. `steps` holds begin and end of each step, alternating."""
     ends = [end - began for end in steps[1::2]]
     here = [end for end in ends if WARM_UP <= end < seconds]
     period = (here[-1] - here[0]) / (len(here) - 1)
@@ -110,7 +110,7 @@ def run(settings: Settings) -> list[Point]:
 
 
 def table(points: Sequence[Point]) -> str:
-    """How far off in relation and in milliseconds, and what was said."""
+    """Return a table of relative errors, errors in milliseconds, and reported figures."""
     rows = [["streams", "first token", "off by, ms", "between tokens", "off by, ms", "tokens/s", "first token, ms",
              "between, ms", "tokens/s"]]
     rows += [[f"{point.streams:.0f}", f"{point.first_token:+.2%}", f"{point.first_token_off_ms:+.2f}",
@@ -121,7 +121,7 @@ def table(points: Sequence[Point]) -> str:
 
 
 def truth(settings: Settings = Settings()) -> None:
-    """How far off `weft bench` is, against a shard whose steps take a fixed time."""
+    """Measure the error of `weft bench` against a shard whose steps take a fixed time."""
     points = run(settings)
     found = {"settings": asdict(settings), "points": [asdict(point) for point in points]}
     tell("truth", table(points), found, keep=settings.save)

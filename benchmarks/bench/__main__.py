@@ -1,7 +1,4 @@
-"""`weft bench`: a load on a server, what it felt like, and how two runs compare. `--help` tells the settings.
-
-Knows no figure by its meaning.
-"""
+"""`weft bench`: load a server, measure latency and throughput, and compare two runs. `--help` lists the settings."""
 
 import json
 import platform
@@ -42,11 +39,11 @@ SHARDS = "--shard"
 
 
 class Failed(Exception):
-    """Nothing was measured."""
+    """Raised if nothing was measured."""
 
 
 async def measure(settings: Settings, name: str, command: str, salt: str, results: list[Result]) -> None:
-    """What was answered is a result also where this ends early."""
+    """Run the load and append its result to `results`, also if it is interrupted after the first answer."""
     asks, facts = await prepared(settings, salt)
     given = asdict(settings) | {"api_key": "", "versus": shown(shlex.split(settings.versus))}
     records, stats = list[Record](), dict[str, Any]()
@@ -70,8 +67,9 @@ async def measure(settings: Settings, name: str, command: str, salt: str, result
 
 
 def end_of(settings: Settings, records: Sequence[Record], *, is_whole: bool) -> float:
-    """Of the window: what comes behind --seconds does not count. It ends before them where nothing was left to send, or
-    somebody called it off."""
+    """Return the end of the window: what arrives after --seconds does not count.
+
+    The window ends earlier if all requests were sent or the run was interrupted."""
     last = max(record.ended for record in records)
     if settings.seconds is None:
         return last
@@ -80,8 +78,9 @@ def end_of(settings: Settings, records: Sequence[Record], *, is_whole: bool) -> 
 
 
 async def prepared(settings: Settings, salt: str) -> tuple[Iterable[Ask], dict[str, str]]:
-    """What is going to be asked, and what the server says of itself. A time that is to be filled needs more asks than
-    anybody can count: they come again."""
+    """Return the requests to send, and facts about the server.
+
+    In a closed loop with --seconds the requests are repeated, since the number needed is unknown."""
     target, server = settings.target, Server(settings.address)
     try:
         facts = await what_it_says(server, target)
@@ -96,15 +95,16 @@ async def prepared(settings: Settings, salt: str) -> tuple[Iterable[Ask], dict[s
 
 
 async def what_it_says(server: Server, target: Target) -> dict[str, str]:
-    """Of its model and version, where it says so."""
+    """Return model and version as far as the server reports them at /info."""
     told = await fetched(server, target, "/info")
     names = "model_id", "version", "model_dtype", "model_device_type"
     return {f"server: {name}": str(told[name]) for name in names if told.get(name)}
 
 
 async def what_it_counted(target: Target) -> dict[str, Any]:
-    """By its own books since it started, where the dialect has a route for that. The load is over: who does not answer
-    any more spoils nothing."""
+    """Return the server's own counters since its start, if the dialect has a route for them.
+
+    The load is over by then, so a server that does not answer is ignored."""
     if not target.dialect.stats:
         return {}
     server = Server(target.url)
@@ -117,7 +117,7 @@ async def what_it_counted(target: Target) -> dict[str, Any]:
 
 
 async def fetched(server: Server, target: Target, path: str) -> dict[str, Any]:
-    """An object in JSON; empty where there is none."""
+    """GET a path and return the JSON object of the answer; empty if there is none."""
     status, answer = await server.whole(server.request("GET", path, target.fields, b""))
     try:
         told = json.loads(answer) if status == 200 else {}
@@ -127,7 +127,9 @@ async def fetched(server: Server, target: Target, path: str) -> dict[str, Any]:
 
 
 async def in_turn(settings: Settings, second: Settings | None, command: str, results: list[Result]) -> None:
-    """A run, or A B A B. Each asks what the others do in other words, which no cache knows, where words are ours."""
+    """Run once or, with a second run, in turns A B A B.
+
+    Every run gets generated prompts of its own, so that no server finds them in its prefix cache."""
     if second is None:
         await measure(settings, settings.address, command, "", results)
         return
@@ -137,19 +139,19 @@ async def in_turn(settings: Settings, second: Settings | None, command: str, res
 
 
 def ratios(results: Sequence[Result]) -> list[Ratio]:
-    """Of whole turns."""
+    """Return the ratios B / A of the turns in which both runs are complete."""
     pairs = zip(results[::2], results[1::2], strict=False)
     return compared([(first.summary, second.summary) for first, second in pairs if first.is_whole and second.is_whole])
 
 
 def counted(results: Sequence[Result]) -> list[str]:
-    """What servers say that they counted, as the study's client prints it."""
+    """Return a line with the server's own counters for each result, as the study's client prints them."""
     return [f"{name}, by the server's own books: {json.dumps(result.stats)}"
             for name, result in zip(names_of(results), results, strict=True) if result.stats]
 
 
 def notes(settings: Settings, second: Settings | None, results: Sequence[Result]) -> list[str]:
-    """What the reader of the figures should know of how they came about."""
+    """Return caveats that a reader of the figures should know."""
     found = [note for name, result in zip(names_of(results), results, strict=True) for note in notes_of(name, result)]
     asked = [record.ask.number for record in results[0].records]
     if settings.workload.is_salted and len(set(asked)) < len(asked):
@@ -169,7 +171,7 @@ def notes_of(name: str, result: Result) -> Iterator[str]:
 
 
 def tell(settings: Settings, second: Settings | None, results: Sequence[Result]) -> None:
-    """What is cheap first."""
+    """Print the results, then write the files, the cheapest first."""
     print(table(results), *counted(results), *notes(settings, second, results), sep="\n")
     comparison = ratios(results) if second else []
     if comparison:
@@ -183,7 +185,7 @@ def tell(settings: Settings, second: Settings | None, results: Sequence[Result])
 
 
 def check_places(settings: Settings) -> None:
-    """Before anything is asked: what is to be read can be, and what comes of it can be kept."""
+    """Check before the first request that input files are readable and output files writable."""
     if settings.prompts:
         read_prompts(Path(settings.prompts))
     if settings.tokenizer:
@@ -196,13 +198,13 @@ def check_places(settings: Settings) -> None:
 
 
 def check_sizes(settings: Settings, turns: Iterable[int]) -> None:
-    """Each turn draws others."""
+    """Check the lengths of the requests of each turn, since every turn draws its own."""
     for turn in turns:
         sizes_of(replace(settings.workload, seed=settings.seed + turn))
 
 
 def allow_connections() -> None:
-    """As many as the system lets us have: whoever sends without waiting needs one for each request."""
+    """Raise the limit on open files to its maximum: an open loop needs a connection for each unfinished request."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 

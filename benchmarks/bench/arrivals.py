@@ -1,6 +1,6 @@
-"""When requests are sent that wait for nobody: seconds since the beginning, without end.
+"""Arrival processes of open-loop loads: infinite iterators of seconds since the start, and traces.
 
-A rate is of requests, also where they come in bursts.
+A rate counts requests, also with bursts.
 """
 
 import json
@@ -20,13 +20,13 @@ def poisson(rate: float, random: Random) -> Iterator[float]:
 
 
 def bursts(rate: float, size: int, random: Random) -> Iterator[float]:
-    """So many at once, at random moments."""
+    """Yield each time of a Poisson process `size` times."""
     for moment in poisson(rate / size, random):
         yield from [moment] * size
 
 
 def waits(longest: float, random: Random) -> Iterator[float]:
-    """A pause of any length up to the longest behind each: what the client of the effective-batching study does."""
+    """Yield times with uniformly random pauses of up to `longest`, as in the effective-batching study's client."""
     now = 0.0
     while True:
         yield now
@@ -47,7 +47,7 @@ class Moment:
 
 
 def read_trace(path: Path) -> list[Moment]:
-    """JSON lines with `at`, `prompt_tokens` and `output_tokens`, as `weft simulate` reads them."""
+    """Read JSON lines with `at`, `prompt_tokens` and `output_tokens`, as `weft simulate` does; times start at 0."""
     moments = [moment_of(line, f"{path}, line {number}") for number, line in enumerate(lines_of(path), 1)
                if line.strip()]
     if not moments:
@@ -68,7 +68,7 @@ def moment_of(line: str, where: str) -> Moment:
 
 
 def lines_of(path: Path) -> list[str]:
-    """Of a text, of which only line feeds are the ends."""
+    """Return the lines of a UTF-8 file. Unlike `str.splitlines`, do not split at form feeds or Unicode separators."""
     try:
         return path.read_text("utf-8").split("\n")
     except UnicodeDecodeError as error:

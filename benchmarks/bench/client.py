@@ -1,6 +1,6 @@
-"""One request: it is sent, its answer is heard to the end, and a record says what came when.
+"""Client that sends a request, reads its answer to the end and records when its parts arrived.
 
-Whatever goes wrong is written into the record. Knows nothing of who else is asked.
+Errors are stored in the record.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ LONGEST_ERROR = 200  # characters that are kept
 
 
 class Watch(Protocol):
-    """Whoever looks on."""
+    """Observer of requests, such as a progress display."""
 
     def sent(self, record: Record) -> None: ...
     def token(self, record: Record) -> None: ...
@@ -27,7 +27,7 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who is asked, and how."""
+    """A server, and how requests are sent to it."""
 
     url: str
     dialect: Dialect
@@ -37,12 +37,12 @@ class Target:
 
     @property
     def fields(self) -> str:
-        """Of a head."""
+        """Additional header fields of a request."""
         return f"Authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
 
 
 class Client:
-    """Its clock begins with it, and tells all times of its records."""
+    """Client whose clock starts when it is created; all times in its records are on this clock."""
 
     def __init__(self, target: Target, watch: Watch | None = None) -> None:
         self._target = target
@@ -78,7 +78,7 @@ class Client:
 
 
 class Answer:
-    """Reads what comes; of what is no stream the bytes are kept."""
+    """Parser of one answer. A body that is not a stream is kept until the end."""
 
     def __init__(self, dialect: Dialect, record: Record, began: float, watch: Watch | None) -> None:
         self._dialect, self._record, self._began = dialect, record, began
@@ -125,15 +125,15 @@ class Answer:
             self._end_stream()
 
     def _end_stream(self) -> None:
-        """What brought no text may have had tokens all the same, which the server counts."""
+        """Check that the stream is complete. An answer without text may have tokens by the server's count."""
         record = self._record
-        with suppress(NoAnswer):  # half an event
+        with suppress(NoAnswer):  # an incomplete event
             self.heard(record.status, b"\n", perf_counter())
         if record.error:
             return
         if not (record.times or record.num_tokens):
             record.error = "an answer without a token"
-        elif not self._is_whole and len(record.times) < record.ask.output_tokens:  # some servers do not say the end
+        elif not self._is_whole and len(record.times) < record.ask.output_tokens:  # some servers send no final event
             record.error = "the answer broke off: its last event never came"
 
 
@@ -145,7 +145,7 @@ def check_json(body: bytes) -> None:
 
 
 def printable(text: str) -> str:
-    """In any file: JSON may hold halves of characters."""
+    """Escape lone surrogates, which JSON may contain but UTF-8 files may not."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,6 +1,6 @@
-"""What plots of a run show, as points: distributions, fits, and what went on over time. Pure arithmetic.
+"""Points of a run's plots: distributions, fits and time series.
 
-There are never more points than an eye can tell apart, so that a long run makes no larger page than a short one.
+The number of points is limited, so that a long run makes no larger page than a short one.
 """
 
 from bisect import bisect_right
@@ -22,26 +22,26 @@ Point = tuple[float, float]
 
 
 def counted(result: Result) -> list[Record]:
-    """What counts for latencies."""
+    """Return the records that count for latencies: successful, and due within the window."""
     begin, end = result.window
     return [record for record in result.records if not record.error and begin <= record.due < end]
 
 
 def shares(ordered: Sequence[float], least: float = 0.0) -> list[Point]:
-    """Values, and how many per cent are not above them. What is below the least is drawn there."""
+    """Return the cumulative distribution in percent. Values below `least` are raised to it."""
     count = len(ordered)
     return [(max(ordered[place], least), 100 * (place + 1) / count) for place in thinned(range(count), MOST_POINTS)]
 
 
 def thinned(values: Sequence[Value], most: int) -> list[Value]:
-    """At equal distances, both ends among them."""
+    """Return at most `most` of the values, at equal distances and with both ends."""
     if len(values) <= most:
         return list(values)
     return [values[place * (len(values) - 1) // (most - 1)] for place in range(most)]
 
 
 def fitted(points: Sequence[Point]) -> list[Point]:
-    """Both ends of the straight line that is nearest to them, if there is one."""
+    """Return both ends of the least-squares line; empty if all x are equal."""
     places = [x for x, _ in points]
     if len(set(places)) < 2:
         return []
@@ -58,7 +58,7 @@ def bin_width(seconds: float) -> float:
 
 
 def token_rates(records: Sequence[Record], width: float) -> list[Point]:
-    """When each bin begins, and its tokens a second. The last is not whole and left out."""
+    """Return the begin of each bin and its tokens per second, without the last bin, which is incomplete."""
     tokens: dict[int, float] = defaultdict(float)
     for record in records:
         for at in record.times or [record.ended]:
@@ -67,7 +67,7 @@ def token_rates(records: Sequence[Record], width: float) -> list[Point]:
 
 
 def under_way(records: Sequence[Record], seconds: float) -> list[Point]:
-    """How many requests were sent and had not ended, at equal distances."""
+    """Return the number of requests in flight at equally spaced times."""
     sent, ended = sorted(record.sent for record in records), sorted(record.ended for record in records)
     times = [seconds * place / (MOST_POINTS - 1) for place in range(MOST_POINTS)]
     return [(at, bisect_right(sent, at) - bisect_right(ended, at)) for at in times]

@@ -1,6 +1,6 @@
-"""What is said to a server, and how its answer is read: one entry for each dialect.
+"""Request bodies and answer parsers of each dialect.
 
-An answer is heard in pieces, when they come. Knows nothing of connections or of clocks.
+Parsers are fed with the pieces of an answer as they arrive.
 """
 
 import json
@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 from benchmarks.bench.record import Ask
 
 Body = dict[str, Any]
-SAYING = "content", "reasoning_content", "reasoning", "tool_calls"  # fields of a chat's pieces
+SAYING = "content", "reasoning_content", "reasoning", "tool_calls"  # fields of a chat delta that hold tokens
 
 
 class Part(NamedTuple):
-    """What an event says."""
+    """Content of a server-sent event."""
 
-    brings: bool = False  # a token, or several
-    num_tokens: int | None = None  # of the whole answer, in an event that knows
+    brings: bool = False  # whether it has tokens
+    num_tokens: int | None = None  # of the whole answer, if the event has their number
     prompt_tokens: int | None = None
     error: str = ""
-    is_last: bool = False  # the answer is whole
+    is_last: bool = False  # the answer is complete
 
 
 LAST = Part(is_last=True)
@@ -29,10 +29,10 @@ LAST = Part(is_last=True)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is the same for all requests of a run."""
+    """Options shared by all requests of a run."""
 
     model: str = ""
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields that are sent as they are
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # sent unchanged
     ignore_eos: bool = True
 
 
@@ -40,10 +40,10 @@ class Options:
 class Dialect:
     path: str
     body: Callable[[Ask, Options], Body]
-    read: Callable[[Any], Part] | None  # an event; None: an answer comes whole, with as many tokens as were asked for
-    counting: Callable[[str, Options], Body] = lambda text, _: {"inputs": text}  # for POST /tokenize
-    seconds: str = ""  # the field of an answer's head in which the server tells how long it took, by its own clock
-    stats: str = ""  # where the server tells what it counted
+    read: Callable[[Any], Part] | None  # parses an event; None: answers are not streamed and have all requested tokens
+    counting: Callable[[str, Options], Body] = lambda text, _: {"inputs": text}  # body of POST /tokenize
+    seconds: str = ""  # response header with the request's seconds by the server's own clock
+    stats: str = ""  # path of the server's own counters
 
 
 # -- TGI and LoRAX
@@ -86,7 +86,7 @@ def chat_body(ask: Ask, options: Options) -> Body:
 
 
 def read_openai(event: Any) -> Part:
-    """A chunk that only tells a role brings nothing; usage comes in one of its own."""
+    """Parse a chunk. One with only a role has no tokens; usage arrives in a chunk of its own."""
     if event.get("error"):
         return Part(error=error_of(event))
     usage, choices = event.get("usage") or {}, event.get("choices") or ()
@@ -106,7 +106,7 @@ def inference_body(ask: Ask, _: Options) -> Body:
 
 
 def error_of(answer: Any) -> str:
-    """In words, in whichever dialect."""
+    """Return the error message of an answer in any dialect."""
     found = answer.get("error", answer) if isinstance(answer, dict) else answer
     return str(found.get("message", found) if isinstance(found, dict) else found)
 
@@ -125,14 +125,14 @@ DIALECTS: Mapping[str, Dialect] = {
 
 
 class Events:
-    """Cuts a stream of server-sent events, in whatever pieces it comes, into what they say."""
+    """Incremental parser of a stream of server-sent events."""
 
     def __init__(self, read: Callable[[Any], Part]) -> None:
         self._read = read
         self._rest = b""
 
     def heard(self, piece: bytes) -> Iterator[Part]:
-        """One after the other: what comes before one that cannot be read still counts."""
+        """Yield the parts of complete events lazily, so that those before an unreadable one still count."""
         lines = (self._rest + piece).split(b"\n")
         self._rest = lines.pop()
         for line in lines:

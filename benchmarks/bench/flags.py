@@ -1,7 +1,6 @@
-"""Flags of `weft bench` as words: which of them go together, and what a second run takes from the first.
+"""Rules of `weft bench`'s flags: which can be combined, and which a second run takes over from the first.
 
-A flag that would change nothing is refused: what was measured would not be what was asked for. Knows of no value what
-it means.
+A flag without effect is rejected: what was measured would not be what was asked for.
 """
 
 import shlex
@@ -9,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 BELONGS = (("burst", "rate"), ("even", "rate"), ("speed", "trace"), ("prefixes", "shared_prefix"), ("turns", "versus"))
-EXCLUDED = (  # of each group only one may be given
+EXCLUDED = (  # groups of which at most one flag may be given
     ("concurrency", "rate", "trace", "wait"), ("even", "burst"), ("prompts", "prompt_tokens"),
     ("prompts", "shared_prefix"), ("prompts", "tokenizer"), ("trace", "prompt_tokens"), ("trace", "output_tokens"),
     ("numsamples", "requests"), ("numtokens_range", "output_tokens"))
-UNHEARD = {  # by which dialects nothing of the kind can be said
+UNHEARD = {  # setting -> dialects whose requests have no field for it
     "adapters": ("batching",), "model": ("batching", "tgi", "lorax"), "sampling": ("batching",),
     "stop_at_end": ("batching", "tgi")}
 PAIRS = frozenset(pair for group in EXCLUDED for pair in combinations(group, 2))
@@ -26,7 +25,7 @@ def flag_of(name: str) -> str:
 
 
 def name_of(word: str) -> str:
-    """Of a setting, from its flag, with a value or without."""
+    """Return the name of the setting for a flag, given with or without a value."""
     return word.partition("=")[0].lstrip("-").replace("-", "_")
 
 
@@ -35,14 +34,16 @@ def names_in(words: Sequence[str]) -> set[str]:
 
 
 def check_pairs(given: set[str]) -> None:
-    """Settings that have another value than by default, wherever they come from."""
+    """Raise ValueError if two of the given settings, those that differ from their defaults, exclude each other."""
     for one, other in sorted(PAIRS):
         if {one, other} <= given:
             raise ValueError(f"{flag_of(one)} and {flag_of(other)} cannot be combined: give one of them")
 
 
 def check_effect(names: set[str], given: set[str], dialect: str) -> None:
-    """Of flags that this run was given itself: what a second one takes over from the first may have no effect."""
+    """Raise ValueError if one of the flags `names` has no effect.
+
+    `names` are the run's own flags: those that a second run takes over from the first may have no effect."""
     for modifier, base in BELONGS:
         if modifier in names and base not in given:
             raise ValueError(f"{flag_of(modifier)} only applies with {flag_of(base)}, which is not given")
@@ -52,14 +53,14 @@ def check_effect(names: set[str], given: set[str], dialect: str) -> None:
 
 
 def replaced(own: Sequence[str]) -> set[str]:
-    """Settings of a first run that a second one does without, given its own flags."""
+    """Return the settings of a first run that the second run's own flags replace."""
     names = names_in(own)
     rivals = {name for pair in PAIRS for name in pair if names & set(pair)}
     return {SECOND, "turns", *names, *rivals}
 
 
 def shown(words: Sequence[str]) -> str:
-    """As one line that may be shown around: keys are secret."""
+    """Return the words as one shell line with API keys masked."""
     masked, rest = [], iter(words)
     for word in rest:
         flag, equals, value = word.partition("=")
@@ -76,7 +77,7 @@ def without(words: Sequence[str], names: set[str]) -> list[str]:
 
 
 def groups(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each flag with all its values. A value of --versus looks like flags itself."""
+    """Yield each flag with all its values. The value of --versus looks like a flag itself."""
     group: list[str] = []
     for word in words:
         is_value = not word.startswith("--") or (len(group) == 1 and group[0] == flag_of(SECOND))

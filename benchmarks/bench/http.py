@@ -1,6 +1,6 @@
-"""An HTTP client that costs little: bench and server often share a machine, and every piece is told when it came.
+"""HTTP/1.1 client with little CPU cost that reports each piece of a body with its time of arrival.
 
-One exchange at a time on a connection that is kept. Knows HTTP/1.1 and nothing of what is said.
+Benchmark and server often share a machine, so the cost matters. A kept-alive connection has one exchange at a time.
 """
 
 import asyncio
@@ -11,26 +11,26 @@ from time import perf_counter
 from typing import NamedTuple, cast
 from urllib.parse import SplitResult, urlsplit
 
-Heard = Callable[[int, bytes, float], object]  # the status, a piece of the body, and when it came
+Heard = Callable[[int, bytes, float], object]  # status, a piece of the body, and its time of arrival
 LONGEST_HEAD = 65_536  # bytes
-PATIENCE = 30.0  # seconds for what is answered at once
+PATIENCE = 30.0  # seconds for requests that need no generation
 END = b"\r\n"
 
 
 class NoAnswer(Exception):
-    """The server is not there, leaves, or does not speak HTTP."""
+    """The server is unreachable, closes the connection, or does not speak HTTP."""
 
 
 class Closed(NoAnswer):
-    """A connection that was kept is gone, and nothing was answered: it may be asked again on another."""
+    """A kept-alive connection was closed before any answer: the request may be sent again on another."""
 
 
 class Head(NamedTuple):
     status: int
-    length: int | None  # of the body; None: it comes in chunks, or until the connection ends
+    length: int | None  # of the body; None: chunked, or until the connection is closed
     chunked: bool
-    keeps: bool  # the connection, for another exchange
-    fields: Mapping[str, str]  # their names in small letters
+    keeps: bool  # whether the connection is kept alive
+    fields: Mapping[str, str]  # names in lower case
 
 
 def read_head(raw: bytes) -> Head:
@@ -49,7 +49,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._rest = b""
         self._head: Head | None = None
-        self._left = 0  # bytes of a body of known length
+        self._left = 0  # bytes missing of a body of known length
         self._heard: Heard | None = None
         self._over: asyncio.Future[Head] | None = None
         self._used = False
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
         self.is_free = False  # for another exchange
 
     def ask(self, request: bytes, heard: Heard) -> "asyncio.Future[Head]":
-        """The head of the answer, when everything was heard."""
+        """Send a request; the future gets the head of the answer when its body is complete."""
         self._over = over = asyncio.get_running_loop().create_future()
         self._heard, self._head, self._rest, self.is_free = heard, None, b"", False
         if self._gone:
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         self._transport.abort()
 
-    # -- what asyncio calls
+    # -- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
     # -- an answer
 
     def _begin(self) -> None:
-        """A head that only says that another one follows is left out."""
+        """Read the head, and skip interim responses (1xx)."""
         while self._head is None and (end := self._rest.find(END * 2)) >= 0:
             head, self._rest = read_head(self._rest[:end]), self._rest[end + 4:]
             if head.status >= 200:
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
             self._end(head)
 
     def _chunks(self, head: Head, now: float) -> None:
-        """What came at once is told at once. A chunk is told when it is whole."""
+        """Report the complete chunks that have arrived as one piece."""
         data, at, pieces, is_last = self._rest, 0, [], False
         while (line := data.find(END, at)) >= 0:
             size = int(data[at:line].partition(b";")[0], 16)
@@ -167,7 +167,7 @@ def port_of(parts: SplitResult, default: int) -> int:
 
 
 class Server:
-    """An address, and the connections to it that nobody uses now."""
+    """An address, with a pool of idle connections to it."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
@@ -186,7 +186,7 @@ class Server:
         return head.encode("latin-1") + body
 
     async def exchange(self, request: bytes, heard: Heard) -> Head:
-        """The head of the answer. Whoever is cancelled meanwhile leaves, and the server sees it."""
+        """Send a request and return the head of its answer. Cancellation closes the connection."""
         while self._free:
             try:
                 return await self._on(self._free.pop(), request, heard)
@@ -195,7 +195,7 @@ class Server:
         return await self._on(await self._connect(), request, heard)
 
     async def whole(self, request: bytes) -> tuple[int, bytes]:
-        """Status and body of what is answered at once."""
+        """Return status and body of the answer. Raises NoAnswer after PATIENCE seconds."""
         pieces: list[bytes] = []
         try:
             async with asyncio.timeout(PATIENCE):

@@ -1,4 +1,4 @@
-"""How long prompts and answers are: `64`, `16-128` (each as likely), `1,25,100` (one of them) or `normal:100:30`."""
+"""Distributions of lengths: `64`, `16-128` (uniform), `1,25,100` (one of them) or `normal:100:30` (mean:deviation)."""
 
 import re
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""A load on a server: requests at their moments whatever becomes of them, or so many clients that wait for answers.
-
-Knows nothing of what is asked or of what is made of the records.
-"""
+"""Load on a server: an open loop sends requests at given times, a closed loop has clients that wait for answers."""
 
 import asyncio
 from collections.abc import Iterable, Iterator
@@ -10,13 +7,15 @@ from time import perf_counter
 from benchmarks.bench.client import Client, Target, Watch
 from benchmarks.bench.record import Ask, Record
 
-REST = 1.0  # seconds for which a client whose request failed does not ask again
+REST = 1.0  # seconds that a client waits after a failed request
 
 
 async def drive(target: Target, asks: Iterable[Ask], concurrency: int | None = None, *, seconds: float | None = None,
                 watch: Watch | None = None, records: list[Record] | None = None) -> list[Record]:
-    """With a concurrency so many clients take the asks in order, as long as `seconds` are not over. Records are in the
-    order in which requests were sent; who gives a list has them also if this is cancelled."""
+    """Send the requests and return their records in the order of sending.
+
+    With a concurrency, that many clients take the requests in order until `seconds` are over (closed loop); without,
+    each request is sent at its own time (open loop). A list given as `records` is filled even on cancellation."""
     kept = [] if records is None else records
     client = Client(target, watch)
     try:
@@ -31,7 +30,7 @@ async def drive(target: Target, asks: Iterable[Ask], concurrency: int | None = N
 
 
 async def in_time(client: Client, asks: Iterable[Ask], records: list[Record]) -> None:
-    """By the clock of the records, which tell how late each was."""
+    """Send each request at its time `at`, on the clock of the records; these show how late each was sent."""
     async def one(ask: Ask) -> None:
         records.append(await client.ask(ask))
     async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""What the load generator itself costs and how late it is: where that is not small, the figures are about it."""
+"""CPU cost and lateness of the load generator: unless both are small, the figures measure the generator."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -9,18 +9,19 @@ from time import perf_counter, process_time
 from benchmarks.bench.record import Record
 from router.figures import percentile
 
-PULSE = 0.05  # seconds between two looks at the clock
+PULSE = 0.05  # seconds of sleep between two checks of the event loop's lateness
 
 
 @dataclass(slots=True)
 class Overhead:
     seconds: float = 0.0
     cpu: float = 0.0
-    late: list[float] = field(default_factory=list)  # of the looks
+    late: list[float] = field(default_factory=list)  # seconds by which each check was late
 
     def told(self, records: Sequence[Record], *, is_open: bool) -> dict[str, float]:
-        """By unit. In an open loop it is known when each request should have been sent; in a closed one the loop of
-        events is looked at."""
+        """Return the overhead by unit.
+
+        Lateness is that of sending in an open loop, where the due times are known, else that of the event loop."""
         tokens = sum(record.num_tokens for record in records)
         late = [record.sent - record.due for record in records] if is_open else self.late
         name = "ms that requests were sent late, p99" if is_open else "ms that it was late, p99"

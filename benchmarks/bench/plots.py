@@ -1,7 +1,7 @@
-"""Plots of runs, each an SVG that stands in a page: the same requests give the same bytes.
+"""Plots of runs as SVG to embed in a page; the same records give the same bytes.
 
-Runs of one name share a colour, a line and a marker, and are told apart in grey, too. Knows nothing of the page. Where
-there is nothing to show, such as the first tokens of answers that were not streamed, a plot is empty text.
+Runs of one name share a color, a line and a marker, and can be distinguished in grey. A plot with nothing to show, such
+as the time to first token of answers that were not streamed, is an empty string.
 """
 
 import re
@@ -43,12 +43,12 @@ MARKERS = ("o", "x", "^", "+", "s")
 COLOURS = ("#12456b", "#d9731a", "#2f9e6e", "#b04a8f", "#777777")  # of different darkness
 MOST_MARKERS = 8  # on a line
 MOST_BESIDE = 3  # names in a line of the legend
-STEEP = 10  # how many times the median the most may be on a scale that is not logarithmic
-LEAST = 1e-5  # seconds, on a logarithmic one
+STEEP = 10  # largest ratio of maximum to median on a linear scale
+LEAST = 1e-5  # smallest seconds on a logarithmic scale
 
 Style = dict[str, Any]
 Draw = Callable[["Axes", Sequence[Point], Style], None]
-Labels = tuple[str, str, str]  # what it shows, and what is told to the right and upwards
+Labels = tuple[str, str, str]  # title, x label, y label
 
 
 def first_tokens(results: Sequence[Result]) -> str:
@@ -95,7 +95,7 @@ def names(results: Sequence[Result]) -> list[str]:
 
 def distribution(labels: Labels, results: Sequence[Result], seconds: Callable[[Record], list[float]],
                  scale: float = 1.0) -> str:
-    """How many per cent of the times are at most so long, of answers that count for latencies."""
+    """Plot the cumulative distribution of times in percent, over the answers that count for latencies."""
     found = [sorted(scale * one for record in counted(result) for one in seconds(record)) for result in results]
     is_steep = any(ordered[-1] > STEEP * percentile(ordered, 50) for ordered in found if ordered)
     series = [shares(ordered, scale * LEAST if is_steep else 0.0) for ordered in found]
@@ -109,7 +109,7 @@ def distribution(labels: Labels, results: Sequence[Result], seconds: Callable[[R
 
 
 def over_time(labels: Labels, results: Sequence[Result], series: Sequence[Sequence[Point]], draw: Draw) -> str:
-    """Of all requests, with the bounds of the windows."""
+    """Plot time series of all requests, with the bounds of the windows."""
     def finish(axes: "Axes") -> None:
         for at in sorted({at for result in results for at in result.window}):
             axes.axvline(at, color="#777777", linestyle=":", linewidth=1)
@@ -119,7 +119,7 @@ def over_time(labels: Labels, results: Sequence[Result], series: Sequence[Sequen
 
 def picture(labels: Labels, names: Sequence[str], series: Sequence[Sequence[Point]], draw: Draw,
             finish: Callable[["Axes"], None]) -> str:
-    """The points of each."""
+    """Draw the points of each name; empty if there are none."""
     if not any(series):
         return ""
     title, right, up = labels
@@ -136,7 +136,7 @@ def picture(labels: Labels, names: Sequence[str], series: Sequence[Sequence[Poin
 
 
 def drawing() -> Any:
-    """Never `pyplot`, which keeps what was drawn and looks for a screen."""
+    """Return matplotlib without `pyplot`, which keeps all figures and looks for a display."""
     try:
         import_module("matplotlib.figure")
     except ModuleNotFoundError:
@@ -145,13 +145,13 @@ def drawing() -> Any:
 
 
 def embedded(document: str, title: str) -> str:
-    """Without its head, and without names of groups, which nobody asks for and other plots have, too."""
+    """Return the `<svg>` element of a document, without ids of groups: other plots in the page have the same."""
     bare = re.sub(r'<g id="[^"]*"', "<g", document[document.index("<svg"):])
     return bare.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
 
 
 def styles(names: Sequence[str]) -> Iterator[Style]:
-    """Only the first of a name is in the legend."""
+    """Yield the style of each run; only the first run of a name is in the legend."""
     places = {name: place for place, name in enumerate(dict.fromkeys(names))}
     for number, name in enumerate(names):
         place = places[name]
@@ -168,7 +168,7 @@ def steps(axes: "Axes", points: Sequence[Point], style: Style) -> None:
 
 
 def whole_steps(axes: "Axes", points: Sequence[Point], style: Style) -> None:
-    """Of what comes in whole numbers."""
+    """Plot steps of integers."""
     axes.locator_params(axis="y", integer=True)
     steps(axes, points, style)
 

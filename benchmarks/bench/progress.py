@@ -1,6 +1,6 @@
-"""What is to be seen while a run goes on. The load only counts; a task of its own draws, a few times a second.
+"""Progress display of a run. The load only counts; a separate task draws a few times per second.
 
-On a terminal, and with rich at hand, one table is drawn anew; everywhere else there is a line every few seconds.
+On a terminal with rich installed one table is redrawn; otherwise a line is printed every few seconds.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from benchmarks.bench.record import Record
 from router.figures import aligned, milliseconds, percentile
 
 FRAME, LINE = 0.25, 5.0  # seconds between two drawings
-SPAN = 3.0  # seconds that tokens/s looks back
-LATEST = 1000  # answers whose first tokens count, so that drawing costs the same throughout
+SPAN = 3.0  # seconds over which tokens/s is averaged
+LATEST = 1000  # answers counted for the time to first token, so that the cost of drawing stays constant
 
 Show = Callable[[dict[str, str]], None]
 
@@ -29,7 +29,7 @@ class Progress:
         self._began = clock()
         self.num_sent = self.num_answered = self.num_failed = self.num_tokens = 0
         self._first_tokens: deque[float] = deque(maxlen=LATEST)
-        self._counts = deque([(self._began, 0)])  # when there were how many tokens, over the last seconds
+        self._counts = deque([(self._began, 0)])  # (time, number of tokens) over the last seconds
 
     def sent(self, _: Record) -> None:
         self.num_sent += 1
@@ -38,7 +38,7 @@ class Progress:
         self.num_tokens += 1
 
     def ended(self, record: Record) -> None:
-        """Events may have brought several tokens, and what was not streamed had none."""
+        """Count the tokens without an event: one event may hold several, and an answer not streamed has no events."""
         self.num_failed += bool(record.error)
         self.num_answered += not record.error
         self.num_tokens += max(0, record.num_tokens - len(record.times))
@@ -46,7 +46,7 @@ class Progress:
             self._first_tokens.append(record.first_token)
 
     def figures(self) -> dict[str, str]:
-        """As they are now. Tokens are counted from the last look that is `SPAN` ago or longer."""
+        """Return the current figures. tokens/s counts from the latest call at least `SPAN` seconds ago."""
         now = self._clock()
         return {
             "elapsed": f"{now - self._began:.1f} s", "sent": f"{self.num_sent}", "answered": f"{self.num_answered}",
@@ -66,7 +66,7 @@ class Progress:
 @asynccontextmanager
 async def showing(progress: Progress, out: TextIO | None = None,
                   rest: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[None]:
-    """On stderr, unless it is said where. The last drawing is of the end."""
+    """Show progress on `out`, by default stderr, as long as the block runs, and then the final figures."""
     out = out or sys.stderr
     with screen(out) if out.isatty() and find_spec("rich") else lines(out) as (seconds, show):
         task = asyncio.create_task(draw(progress, show, seconds, rest))
@@ -93,7 +93,7 @@ def lines(out: TextIO) -> Iterator[tuple[float, Show]]:
 
 @contextmanager
 def screen(out: TextIO) -> Iterator[tuple[float, Show]]:
-    """rich's own tables take several milliseconds, in which no token would be seen."""
+    """Draw plain text: rich's own tables take several milliseconds, during which no token would be read."""
     console, live, text = (import_module(f"rich.{name}") for name in ("console", "live", "text"))
     with live.Live(console=console.Console(file=out), auto_refresh=False, redirect_stdout=False,
                    redirect_stderr=False) as drawn:

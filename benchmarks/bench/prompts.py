@@ -1,7 +1,4 @@
-"""Prompts of given lengths, and who counts their tokens: a tokenizer at hand, the server, or nobody (then words count).
-
-Knows nothing of when they are sent.
-"""
+"""Prompts of given lengths. A local tokenizer or the server counts their tokens; without either, words count."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -24,13 +21,13 @@ COMMON = ("time year people way day man thing woman life child world school stat
           "body back parent face level office door health person art war history party result change morning "
           "reason research girl guy moment air teacher force education")
 WORDS = COMMON.split()
-TOO_LONG = {400, 413, 422}  # what a server answers that counts only what its model can read
-MOST_REPEATED = 300  # characters of an answer
+TOO_LONG = {400, 413, 422}  # statuses of servers that only tokenize texts within their model's limit
+MOST_REPEATED = 300  # characters of an answer that an error quotes
 FILLING = (" a", " the", ".", " of", "!", "a", "-", "x", " 1")
 
 
 class TooLong(NoAnswer):
-    """A text has more tokens than the server counts."""
+    """The text is longer than what the server tokenizes."""
 
 
 async def count_words(text: str) -> int:
@@ -38,11 +35,11 @@ async def count_words(text: str) -> int:
 
 
 def counted_by_tokenizer(name: str) -> Count:
-    """A folder with tokenizer.json, or the file."""
+    """Return a counter that uses tokenizer.json; `name` is this file or its folder."""
     path = Path(name, "tokenizer.json") if Path(name).is_dir() else Path(name)
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises no more specific class
         raise ValueError(f"--tokenizer: cannot read {path}: {error}") from None
 
     async def count(text: str) -> int:
@@ -63,14 +60,14 @@ def counted_by_server(server: Server, dialect: Dialect, options: Options, fields
 
 
 def length(answer: Any) -> int:
-    """A list of tokens, or an object with their number."""
+    """Return the number of tokens in an answer to /tokenize: a list, or an object with `count` or `tokens`."""
     if isinstance(answer, dict):
         return int(answer["count"]) if "count" in answer else len(answer["tokens"])
     return len(answer)
 
 
 async def counter(server: Server, dialect: Dialect, options: Options, fields: str, tokenizer: str) -> tuple[Count, str]:
-    """The best there is, and what it counts."""
+    """Return the best available counter and its unit."""
     if tokenizer:
         return counted_by_tokenizer(tokenizer), "tokens"
     count = counted_by_server(server, dialect, options, fields)
@@ -82,8 +79,9 @@ async def counter(server: Server, dialect: Dialect, options: Options, fields: st
 
 
 async def fit(head: str, wanted: int, count: Count, random: Random) -> str:
-    """A text that begins with `head` and has so many tokens, or as few more as the head alone has. Raises NoAnswer if
-    they are more than the server counts."""
+    """Return a text that begins with `head` and has `wanted` tokens, or those of `head` if it alone has more.
+
+    Raises NoAnswer if the server does not tokenize a text of that length."""
     words = random.choices(WORDS, k=wanted)
 
     async def fits(text: str) -> bool:
@@ -95,7 +93,7 @@ async def fit(head: str, wanted: int, count: Count, random: Random) -> str:
     def text(kept: int) -> str:
         return " ".join([head, *words[:kept]] if head else words[:max(kept, 1)])
 
-    least, most = 0, wanted  # as many words fit, and so many more do not
+    least, most = 0, wanted  # `least` words fit, `most` are taken not to
     while most - least > 1:
         kept = (least + most) // 2
         least, most = (kept, most) if await fits(text(kept)) else (least, kept)
@@ -103,7 +101,7 @@ async def fit(head: str, wanted: int, count: Count, random: Random) -> str:
 
 
 async def filled(text: str, wanted: int, count: Count) -> str:
-    """In small steps, each of which brings no more than is missing."""
+    """Append short pieces until the text has `wanted` tokens; none may add more than is missing."""
     has = await count(text)
     while has < wanted:
         refused = None
@@ -124,7 +122,7 @@ async def filled(text: str, wanted: int, count: Count) -> str:
 
 
 def read_prompts(path: Path) -> list[tuple[str, int | None]]:
-    """A prompt on each line: plain text, a JSON string, or an object with `prompt` and perhaps `output_tokens`."""
+    """Read a prompt from each line: plain text, a JSON string, or an object with `prompt` and maybe `output_tokens`."""
     found = [prompt_of(line, f"{path}, line {number}") for number, line in enumerate(lines_of(path), 1)
              if line.strip()]
     if not found:
@@ -145,7 +143,7 @@ def prompt_of(line: str, where: str) -> tuple[str, int | None]:
 
 
 def output_tokens_of(told: Any, where: str) -> int | None:
-    """A whole number, or none: neither "10" nor 10.0 nor true is one."""
+    """Return a positive integer or None. Raises ValueError otherwise, also for "10", 10.0 and true."""
     if told is None or (type(told) is int and told >= 1):
         return told
     raise ValueError(f"{where}: `output_tokens` must be a whole number from 1, got {json.dumps(told)[:80]}")

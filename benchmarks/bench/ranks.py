@@ -1,7 +1,4 @@
-"""The ranks of one model without a router: started here, or found where they listen. All get the same bytes at once.
-
-Knows gRPC, not what messages mean.
-"""
+"""The ranks of one model without a router: started here, or found by their sockets. All receive identical messages."""
 
 import asyncio
 import re
@@ -22,7 +19,7 @@ from shard.pb import shard_pb2 as pb
 from shard.server import OPTIONS
 
 UNIX = "unix:"
-FIRST_WORD = 10.0  # seconds for a shard that listens to tell what it is
+FIRST_WORD = 10.0  # seconds for a listening shard to answer Info
 REFUSALS = {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT}
 VERBS: dict[type[Message], tuple[str, type[Message]]] = {
     pb.InfoRequest: ("Info", pb.InfoAnswer), pb.WarmupRequest: ("Warmup", pb.WarmupAnswer),
@@ -32,11 +29,11 @@ VERBS: dict[type[Message], tuple[str, type[Message]]] = {
 
 
 class ShardFailed(Exception):
-    """A shard is not there, or a step of its failed."""
+    """A shard is unreachable, or one of its steps failed."""
 
 
 class Refused(Exception):
-    """All shards live and will not do it."""
+    """The shards are alive and reject the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class Heard:
 
 class Ranks:
     def __init__(self, addresses: Sequence[str]) -> None:
-        """Close it when every answer has come."""
+        """Open a channel to each rank. Call `close` only when every answer has arrived."""
         self.addresses = tuple(addresses)
         self._channels = [grpc.aio.insecure_channel(address, options=OPTIONS) for address in addresses]
         self._calls = [
@@ -62,7 +59,9 @@ class Ranks:
             await channel.close()
 
     async def send(self, message: Message, timeout: float | None = None) -> Heard:
-        """Raises Refused or ShardFailed. It is answered by all ranks even then, so that a Reset may follow."""
+        """Send a message to all ranks and return their answers. Raises Refused or ShardFailed.
+
+        All ranks have answered even then, so a Reset may follow."""
         kind, data = type(message), message.SerializeToString()
         began = perf_counter()
         outcomes = await asyncio.gather(*(outcome(calls[kind](data, timeout=timeout)) for calls in self._calls))
@@ -74,7 +73,7 @@ class Ranks:
         return Heard(outcomes, seconds)
 
     async def infos(self) -> list[pb.InfoAnswer]:
-        """What each says of itself."""
+        """Return the InfoAnswer of each rank."""
         try:
             return (await self.send(pb.InfoRequest(), FIRST_WORD)).answers
         except ShardFailed as error:
@@ -82,7 +81,7 @@ class Ranks:
 
 
 def check_order(addresses: Sequence[str], infos: Sequence[pb.InfoAnswer]) -> None:
-    """Raises ValueError if they are not all ranks of one model, one after the other."""
+    """Raise ValueError unless the addresses are all ranks of one model, in order."""
     for rank, (address, info) in enumerate(zip(addresses, infos, strict=True)):
         if (info.rank, info.world_size) != (rank, len(infos)):
             raise ValueError(f"the shard at {address} is rank {info.rank} of {info.world_size}, and was named as rank "
@@ -90,7 +89,7 @@ def check_order(addresses: Sequence[str], infos: Sequence[pb.InfoAnswer]) -> Non
 
 
 async def outcome(call: Awaitable[Any]) -> Any:
-    """The answer, or the error that came instead."""
+    """Return the answer, or the error instead of raising it."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:
@@ -98,7 +97,7 @@ async def outcome(call: Awaitable[Any]) -> Any:
 
 
 def worst(troubles: Mapping[str, grpc.aio.AioRpcError]) -> Refused | ShardFailed:
-    """Of errors by address: a refusal only if there is no other."""
+    """Return the worst of the errors by address: a rejection only if there is no other kind."""
     for address, error in troubles.items():
         if error.code() not in REFUSALS:
             return ShardFailed(f"the shard at {address} failed: {error.code().name.lower()}: {error.details()}")
@@ -116,7 +115,7 @@ async def connected(addresses: Sequence[str]) -> AsyncIterator[Ranks]:
 
 @contextmanager
 def started(config: ShardConfig, world_size: int) -> Iterator[tuple[str, ...]]:
-    """The addresses of shards that live as long as the block runs."""
+    """Start shards, yield their addresses, and stop the shards after the block."""
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         addresses = tuple(f"{UNIX}{folder}/shard-{rank}.sock" for rank in range(world_size))
         configs = [replace(config, rank=rank, world_size=world_size, socket=address, meeting_point=f"{folder}/meeting")
@@ -126,12 +125,12 @@ def started(config: ShardConfig, world_size: int) -> Iterator[tuple[str, ...]]:
 
 
 def address_of(socket: str) -> str:
-    """A path is one of a unix socket."""
+    """Return the gRPC address of a socket; a plain path is a Unix socket."""
     return socket if ":" in socket else f"{UNIX}{Path(socket).absolute()}"
 
 
 async def beside(first: str) -> tuple[str, ...]:
-    """The addresses of all ranks where that of rank 0 is known: the last number in the name of a socket is the rank."""
+    """Return the addresses of all ranks, given rank 0's: the last number in the name of a socket is the rank."""
     async with connected([first]) as ranks:
         [info] = await ranks.infos()
     return named_by_rank(first, info.world_size)

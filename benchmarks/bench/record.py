@@ -1,4 +1,4 @@
-"""What was asked, and what came of it and when. All times are seconds since the run began. Knows no server."""
+"""Requests and their outcomes. All times are seconds since the start of the run."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is going to be asked. In a closed loop nobody knows when, and there is no `at`."""
+    """A request to send. `at` is None in a closed loop, where its time is not known in advance."""
 
     number: int
     prompt: str
     output_tokens: int
-    prompt_tokens: int | None = None  # as far as they were counted beforehand
+    prompt_tokens: int | None = None  # None: not counted in advance
     adapter: str = ""
     at: float | None = None
 
@@ -26,16 +26,16 @@ class Record:
     ask: Ask
     sent: float
     ended: float = 0.0
-    times: "array[float]" = field(default_factory=no_times)  # of every event that brought tokens, if they were streamed
+    times: "array[float]" = field(default_factory=no_times)  # arrival times of events with tokens, if streamed
     num_tokens: int = 0
     prompt_tokens: int | None = None  # as the server counted them
-    told_seconds: float | None = None  # by the server's own clock, if it tells them
+    told_seconds: float | None = None  # latency by the server's own clock, if it reports one
     status: int = 0
     error: str = ""
 
     @property
     def due(self) -> float:
-        """When it should have been sent, from which it waited: who sends late makes nobody wait less."""
+        """When the request should have been sent. Latencies count from here, so that sending late hides no waiting."""
         return self.sent if self.ask.at is None else min(self.ask.at, self.sent)
 
     @property
@@ -44,17 +44,17 @@ class Record:
 
     @property
     def first_token(self) -> float | None:
-        """How long it took to come."""
+        """Seconds to the first token (TTFT)."""
         return self.times[0] - self.due if self.times else None
 
     @property
     def gaps(self) -> list[float]:
-        """Between two events."""
+        """Seconds between consecutive events."""
         return [after - before for before, after in pairwise(self.times)]
 
     @property
     def seconds_per_token(self) -> float | None:
-        """Behind the first one."""
+        """Mean seconds per token after the first one."""
         if not self.times or self.num_tokens < 2:
             return None
         return (self.times[-1] - self.times[0]) / (self.num_tokens - 1)

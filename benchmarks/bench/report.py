@@ -1,6 +1,6 @@
-"""A page about runs: under what they came about, their figures, plots, and why requests failed.
+"""HTML report of runs: settings, figures, plots, and errors of requests.
 
-One file that needs no network and runs nothing. What servers and settings say is foreign text, which is escaped.
+The page is one file that needs neither network nor scripts. Text from servers and settings is escaped.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -80,14 +80,14 @@ def section(title: str, body: str) -> str:
 
 
 def table(cells: Sequence[Sequence[str]], kind: str) -> str:
-    """The first row is the head, and the first of each row names the others."""
+    """Return an HTML table; the first row is its head, the first cell of a row the row's name."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in cells[0])
     body = "\n".join(f"<tr><th>{escape(name)}</th>{columns(values, kind)}</tr>" for name, *values in cells[1:])
     return f'<table class="{kind}">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>\n'
 
 
 def columns(values: Sequence[str], kind: str) -> str:
-    """A fact that is the same of all runs is told once."""
+    """Return the cells of a row; a fact that all runs share is one wide cell."""
     if kind == "facts" and len(set(values)) == 1:
         return f'<td colspan="{len(values)}">{escape(values[0])}</td>'
     return "".join(f"<td>{escape(value)}</td>" for value in values)
@@ -100,7 +100,7 @@ def compared(comparison: Sequence[Ratio]) -> str:
 def plotted(title: str, results: Sequence[Result]) -> str:
     draw, caption = PLOTS[title]
     if not (plot := draw(results)):
-        return ""  # such as the first tokens of what was not streamed
+        return ""  # for example, time to first token of answers that were not streamed
     return f"<figure>\n<h3>{title}</h3>\n{plot}\n<figcaption>{caption}</figcaption>\n</figure>\n"
 
 

@@ -1,7 +1,4 @@
-"""What a run is kept as: its figures, its requests, and under what they came about. As JSON and as CSV.
-
-Knows not how it was measured, nor who looks at it.
-"""
+"""Result of a run: its figures, its requests, settings and environment; with output as JSON and as CSV."""
 
 import csv
 import json
@@ -33,12 +30,12 @@ class Result:
     records: Sequence[Record]
     overhead: Mapping[str, float]  # of the bench itself, by unit, such as "% of a core"
     window: tuple[float, float]
-    stats: Mapping[str, Any] = field(default_factory=dict)  # what the server counted, where the dialect asks for it
-    is_whole: bool = True  # nobody called it off
+    stats: Mapping[str, Any] = field(default_factory=dict)  # the server's own counters, if the dialect has them
+    is_whole: bool = True  # False: the run was interrupted
 
 
 def to_json(results: Sequence[Result], comparison: Sequence[Ratio] = ()) -> str:
-    """All there is, in one line. JSON has no infinity and nothing that is not a number, so these are null."""
+    """Return everything as one line of JSON; infinity and NaN, which JSON lacks, are null."""
     whole = {"results": [asdict(result) for result in results], "comparison": [ratio.figures() for ratio in comparison]}
     return json.dumps(plain(whole), allow_nan=False, default=str)
 
@@ -52,14 +49,14 @@ def plain(value: Any) -> Any:
 
 
 def names_of(results: Sequence[Result]) -> list[str]:
-    """Runs of one name are numbered."""
+    """Return the names of the runs, numbered where several have the same."""
     names = [result.name for result in results]
     return [f"{name}{names[:place + 1].count(name)}" if names.count(name) > 1 else name
             for place, name in enumerate(names)]
 
 
 def to_csv(results: Sequence[Result]) -> str:
-    """A line for each request, in seconds and tokens. What is not known is empty."""
+    """Return a CSV line for each request, in seconds and tokens; unknown values are empty."""
     lines = csv.writer(page := StringIO(), lineterminator="\n")
     lines.writerow(COLUMNS)
     lines.writerows(cells(name, record) for name, result in zip(names_of(results), results, strict=True)

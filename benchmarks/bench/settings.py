@@ -1,4 +1,4 @@
-"""What `weft bench` is told: who is asked, what, how fast, and where the figures go."""
+"""Settings of `weft bench`: server, requests, load and output files."""
 
 import json
 import shlex
@@ -30,7 +30,7 @@ HELP = ("Put a load on a server and tell what it felt like. --shard as the first
 class Settings:
     url: str = ""
     "Where the server is; by default http://127.0.0.1:3000, and port 8500 with --dialect batching."
-    dialect: Literal[tuple(DIALECTS)] = "tgi"  # type: ignore[valid-type]  # as many as there are
+    dialect: Literal[tuple(DIALECTS)] = "tgi"  # type: ignore[valid-type]  # a computed Literal
     "How it is asked: /generate_stream (tgi, lorax), /v1/completions, /v1/chat/completions, or /inference (batching)."
     model: str = ""
     "Name of the model, for servers that want one."
@@ -161,12 +161,12 @@ DEFAULTS = {one.name: one.default for one in fields(Settings)}
 
 
 def changed(settings: Settings) -> set[str]:
-    """Those that have another value than by default."""
+    """Return the names of the settings with another value than the default."""
     return {name for name, default in DEFAULTS.items() if getattr(settings, name) != default}
 
 
 def check(settings: Settings) -> None:
-    """Before anything is asked."""
+    """Validate the settings before any request is sent. Raises ValueError."""
     check_pairs(changed(settings))
     if settings.seconds is not None and settings.warm_up >= settings.seconds:
         raise ValueError(f"--warm-up {settings.warm_up:g} must be less than --seconds {settings.seconds:g}")
@@ -175,7 +175,7 @@ def check(settings: Settings) -> None:
 
 
 def check_batching(settings: Settings) -> None:
-    """What only the study's client knows, and what its dialect cannot tell."""
+    """Validate the flags of the study's client, and those that its dialect cannot support."""
     own = {"--prompt": settings.prompt, "--numtokens": settings.numtokens, "--numsamples": settings.numsamples,
            "--wait": settings.wait is not None, "--numtokens_range": settings.numtokens_range,
            "--selection": settings.selection != "random"}
@@ -196,7 +196,7 @@ def check_batching(settings: Settings) -> None:
 
 
 def beside_one_request(settings: Settings) -> list[str]:
-    """Flags that were given, and tell how many there are, when they come and what they ask for."""
+    """Return the given flags that set number, times or lengths of requests, which --prompt already fixes."""
     told = {
         "--concurrency": settings.concurrency, "--rate": settings.rate, "--trace": settings.trace,
         "--requests": settings.requests, "--numsamples": settings.numsamples, "--seconds": settings.seconds,
@@ -217,7 +217,7 @@ def read_object(words: str) -> dict[str, Any]:
 
 
 def read_goal(words: str) -> Goal:
-    """ttft=500ms,itl=50ms,e2e=10s"""
+    """Parse a goal such as `ttft=500ms,itl=50ms,e2e=10s`."""
     given: dict[str, float] = {}
     for word in words.split(","):
         name, _, value = word.strip().partition("=")
@@ -232,8 +232,9 @@ def read_goal(words: str) -> Goal:
 
 
 def read_settings(words: list[str], own: Sequence[str] | None = None) -> Settings:
-    """Raises CycloptsError and ValueError. Whoever asks for help gets it, and that is the end. `own` are those words
-    that were not taken over from another run."""
+    """Parse the words of a command line. Raises CycloptsError and ValueError; --help exits after printing the help.
+
+    `own` are those words that were not taken over from another run."""
     app = App("weft bench", help=HELP, result_action="return_value", version_flags=[])
     app.default(settings_of)
     settings = app(words, exit_on_error=False, print_error=False)
@@ -249,7 +250,7 @@ def settings_of(settings: Settings = Settings()) -> Settings:
 
 
 def other(words: list[str], settings: Settings) -> Settings:
-    """The run that is compared with: the same flags but for those that its own replace."""
+    """Return the settings of the second run: the first run's flags, except for those that its own flags replace."""
     try:
         own = shlex.split(settings.versus)
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""What steps of a model cost by batch size, without a router: Prefill and Decode, sent to shards over gRPC.
+"""Cost of a model's steps by batch size, without a router: Prefill and Decode, sent to shards over gRPC.
 
-Shards are started for it, or are those that listen at the sockets that are given. `python -P -m benchmarks.bench.shards
---help` tells the settings, benchmarks/README.md how to read the figures. The last line is JSON.
-`text-generation-benchmark` is the same program under the name and the flags that it had in text-generation-inference.
+Shards are started, or those listening at the given sockets are used. `python -P -m benchmarks.bench.shards --help`
+lists the settings; benchmarks/README.md explains the figures. The last line is JSON. `text-generation-benchmark` is the
+same program under the name and with the flags of text-generation-inference.
 """
 
 import subprocess
@@ -72,7 +72,7 @@ class Found:
 
 @contextmanager
 def addresses(settings: Settings) -> Iterator[tuple[str, ...]]:
-    """Of all ranks, as long as the block runs."""
+    """Yield the addresses of all ranks; shards that are started here run as long as the block."""
     if settings.master_shard_uds_path and settings.socket:
         raise ValueError("--socket and --master-shard-uds-path both say where shards run: give one of them")
     if settings.master_shard_uds_path:
@@ -87,7 +87,9 @@ def addresses(settings: Settings) -> Iterator[tuple[str, ...]]:
 
 
 def folder_of(model: str, revision: str) -> str:
-    """A model at the Hub is fetched. Raises ValueError; SystemExit if the download has said why there is none."""
+    """Return the folder of a model, downloading it from the Hub if necessary.
+
+    Raises ValueError, or SystemExit if the download failed, which has then printed why."""
     if not model or Path(model).is_dir():
         return model and str(Path(model).absolute())
     if model.startswith(("/", ".", "~")):
@@ -100,8 +102,9 @@ def folder_of(model: str, revision: str) -> str:
 
 
 async def measure(where: Sequence[str], settings: Settings) -> Found:
-    """Every batch size has an epoch of its own: what went wrong with another ends there. Raises Refused if none could
-    be measured."""
+    """Measure every batch size in an epoch of its own, so that the failure of one does not affect the others.
+
+    Raises Refused if none could be measured."""
     async with connected(where) as ranks:
         infos = await warmed_up(ranks, settings)
         shape = shape_of(infos[0].warmup.block_size, infos[0], settings)
@@ -132,7 +135,7 @@ async def measure_one(epoch: Epoch, sequences: pb.Sequences, settings: Settings)
 
 
 async def warmed_up(ranks: Ranks, settings: Settings) -> list[pb.InfoAnswer]:
-    """What the ranks say of themselves when they have a cache. One that is new is made as large as is needed here."""
+    """Return the ranks' InfoAnswers after Warmup; new shards get a cache just large enough for this benchmark."""
     infos = await ranks.infos()
     check_order(ranks.addresses, infos)
     if infos[0].HasField("warmup"):
@@ -145,7 +148,7 @@ async def warmed_up(ranks: Ranks, settings: Settings) -> list[pb.InfoAnswer]:
 
 
 def shape_of(block_size: int, model: pb.InfoAnswer, settings: Settings) -> Shape:
-    """Raises ValueError for what no model of this kind can hold."""
+    """Return the shape of the sequences. Raises ValueError if they have more positions than the model."""
     shape = Shape(settings.sequence_length, settings.decode_length, block_size, max(1, model.tokens_per_step))
     if shape.num_places > model.max_positions:
         raise ValueError(f"--sequence-length {settings.sequence_length} and --decode-length {settings.decode_length} "
@@ -154,7 +157,7 @@ def shape_of(block_size: int, model: pb.InfoAnswer, settings: Settings) -> Shape
 
 
 def title(settings: Settings, model: pb.InfoAnswer) -> dict[str, Any]:
-    """What was measured. Of how tokens were chosen only what was asked for."""
+    """Return the parameters of the measurement; of the sampling parameters, only those given."""
     chosen = {name.replace("_", " "): value for name, value in asdict(settings.sampling).items() if value}
     return {
         "model": settings.model or model.model, "device": model.device, "dtype": model.dtype,
@@ -168,7 +171,7 @@ def summary(settings: Settings, found: Found) -> dict[str, Any]:
 
 
 def bench(settings: Settings = Settings()) -> None:
-    """What Prefill and Decode of a model cost by batch size, without a router."""
+    """Measure Prefill and Decode of a model by batch size, without a router."""
     with addresses(settings) as where:
         found = uvloop.run(measure(where, settings))
     text = page(title(settings, found.model), found.points, found.left_out)
@@ -176,14 +179,14 @@ def bench(settings: Settings = Settings()) -> None:
 
 
 def bench_named(settings: Settings = Settings()) -> None:
-    """What Prefill and Decode of a model cost by batch size, without a router."""
+    """Measure Prefill and Decode of a model by batch size, without a router."""
     if not settings.model:
         raise ValueError("a model must be named: --tokenizer-name FOLDER_OR_NAME")
     bench(settings)
 
 
 def run(name: str, command: Callable[..., None], words: Sequence[str]) -> None:
-    """What goes wrong is told in one line, with an exit code."""
+    """Run a command; print an error as one line on stderr and exit with a code."""
     app = App(name=name, result_action="return_value")
     app.default(command)
     try:

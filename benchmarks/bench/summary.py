@@ -1,7 +1,7 @@
-"""Figures of a run: latencies, throughput, fairness, and how many answers came within a goal. Pure arithmetic.
+"""Figures of a run: latencies, throughput, fairness and goodput.
 
-What was answered counts for latencies if it was due in the window, which in a closed loop is when it was sent, and its
-tokens count for throughput if they came in it. An answer that was not streamed came when it ended.
+An answer counts for latencies if its request was due within the window (in a closed loop: sent), and its tokens count
+for throughput if they arrived within it. The tokens of an answer that was not streamed arrive when it ends.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,10 +17,10 @@ SHARES = (50, 90, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The longest that a request may take and still be of use, in seconds."""
+    """Limits on the latencies, in seconds, within which an answer counts for goodput."""
 
     ttft: float = inf  # until the first token
-    itl: float = inf  # from one token to the next, on average of an answer
+    itl: float = inf  # from one token to the next, the mean of an answer
     e2e: float = inf  # until the end
 
     def is_met(self, record: Record) -> bool:
@@ -31,7 +31,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of many values; not a number where there are none."""
+    """Distribution of many values; NaN if there are none."""
 
     count: int
     mean: float
@@ -58,14 +58,14 @@ class Summary:
     failed: int
     first_token: Spread  # seconds, as all that follow
     between_tokens: Spread
-    per_token: Spread  # of each answer, behind its first token
+    per_token: Spread  # of each answer, after its first token
     latency: Spread
-    tokens: int  # that came in the window
+    tokens: int  # that arrived within the window
     tokens_per_second: float
-    requests_per_second: float  # that ended well
-    goodput: float  # requests a second that met the goal; not a number without a goal
+    requests_per_second: float  # successful ones
+    goodput: float  # requests per second that met the goal; NaN without a goal
     prompt_tokens: int
-    fairness: float  # Jain's index of tokens a second of each answer: 1 if all are alike
+    fairness: float  # Jain's index of the answers' tokens per second: 1 if all are equal
 
 
 def summary(records: Sequence[Record], window: tuple[float, float], goal: Goal | None = None) -> Summary:
@@ -91,7 +91,7 @@ def summary(records: Sequence[Record], window: tuple[float, float], goal: Goal |
 
 
 def tokens_in(record: Record, begin: float, end: float) -> float:
-    """Events with several tokens are taken to hold equally many."""
+    """Return the tokens that arrived between begin and end, assuming equally many in each event."""
     if not record.times:
         return record.num_tokens if begin <= record.ended <= end else 0
     return sum(begin <= at <= end for at in record.times) * record.num_tokens / len(record.times)

@@ -1,4 +1,4 @@
-"""The figures of runs side by side, for the terminal. Knows not how they came about."""
+"""Table for the terminal with the figures of several runs side by side."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from benchmarks.bench.summary import SHARES, Summary
 from benchmarks.bench.versus import RATES, SPREADS, percentile_of
 from router.figures import aligned, milliseconds
 
-MOST_ERRORS, LONGEST = 3, 160  # how many errors of a run are named, and characters of one
+MOST_ERRORS, LONGEST = 3, 160  # errors shown of a run, and characters of one
 COUNTS: dict[str, Callable[[Summary], float]] = {
     "fairness (Jain)": lambda summary: summary.fairness,
     "seconds": lambda summary: summary.seconds,
@@ -21,14 +21,14 @@ COUNTS: dict[str, Callable[[Summary], float]] = {
 
 
 def table(results: Sequence[Result]) -> str:
-    """A column for each run, and below it why requests failed."""
+    """Return a table with a column for each run, followed by the most common errors."""
     lines = [f"{name}: {count} failed: {error}" for name, result in zip(names_of(results), results, strict=True)
              for error, count in errors(result).most_common(MOST_ERRORS)]
     return "\n".join([aligned(rows(results)), *lines])
 
 
 def rows(results: Sequence[Result]) -> list[list[str]]:
-    """The names of the runs, then a row for each figure that one of them has."""
+    """Return the names of the runs, then a row for each figure that at least one of them has."""
     summaries = [result.summary for result in results]
     found = [["", *names_of(results)]]
     found += [[f"{name} p{share}, ms", *map(milliseconds, map(percentile_of(spread, share), summaries))]
@@ -41,14 +41,16 @@ def rows(results: Sequence[Result]) -> list[list[str]]:
 
 
 def number(value: float | None) -> str:
-    """As exact as it is worth."""
+    """Return a value with three significant digits, from 100 on as a whole number."""
     if value is None or isnan(value):
         return "-"
     return f"{value:.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
 
 
 def errors(result: Result) -> Counter[str]:
-    """Of requests in the window: what servers say may be long, and hold what a terminal would obey."""
+    """Count the errors of requests due in the window.
+
+    Texts are shortened and stripped of control characters, which a terminal would obey."""
     begin, end = result.window
     return Counter(readable(record.error) for record in result.records if record.error and begin <= record.due < end)
 

@@ -1,4 +1,4 @@
-"""What runs of a batch amount to, and the tables that show it. Pure arithmetic and text: knows no shard."""
+"""Statistics of the runs of each batch size, and their Markdown tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,15 +13,15 @@ THROUGHPUT = LATENCY[:3]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Of one batch size: seconds, and tokens a second."""
+    """Statistics of one batch size, in seconds and tokens per second."""
 
     batch_size: int
     prefill: Spread
-    decode: Spread  # of each step by itself
+    decode: Spread  # of single steps
     decode_total: Spread  # of all decodes of a run
     prefill_forward: Spread
     decode_forward: Spread
-    prefill_tokens_per_second: Spread  # those that came: a prefill yields one for each sequence
+    prefill_tokens_per_second: Spread  # generated tokens: a prefill yields one for each sequence
     decode_tokens_per_second: Spread
 
 
@@ -80,7 +80,7 @@ def figures(spread: Spread) -> tuple[float, ...]:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The first column is text, the others are figures."""
+    """Return a Markdown table whose first column is text; the others are numbers."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     rule = ["-" * widths[0], *(f"{'-' * (width - 1)}:" for width in widths[1:])]
     lines = [[cell.rjust(width) if place else cell.ljust(width)
@@ -89,6 +89,6 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def told(one: Point) -> dict[str, Any]:
-    """For JSON, to the microsecond."""
+    """Return a point for JSON, rounded to microseconds."""
     return asdict(one, dict_factory=lambda pairs: {
         name: round(value, 6) if isinstance(value, float) else value for name, value in pairs})

@@ -1,8 +1,6 @@
-"""One run of a batch by the verbs of a shard: Prefill, as many Decodes as tokens are wanted, Filter; and how long each
-took.
+"""One run of a batch by a shard's verbs, with timings: a Prefill, a Decode for each further token, and a Filter.
 
-Knows the messages of proto/shard.proto, not where shards are. Prompts are random numbers: what a step costs does not
-depend on what they mean, and a shard goes on after the tokens that end a text.
+Prompts are random token ids: the cost of a step does not depend on them, and a shard does not stop at end tokens.
 """
 
 from dataclasses import dataclass
@@ -17,12 +15,12 @@ from benchmarks.bench.ranks import Heard, ShardFailed
 from shard.pb import shard_pb2 as pb
 
 BATCH = 1
-BLOCK_SIZE = 16  # as a router asks for by default
+BLOCK_SIZE = 16  # the router's default
 Share = Annotated[float | None, Parameter(validator=Number(gt=0, lte=1))]
 
 
 class Line(Protocol):
-    """Where messages go, and answers come from."""
+    """Connection to the shards."""
 
     async def send(self, message: Any) -> Heard: ...
 
@@ -30,7 +28,7 @@ class Line(Protocol):
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What requests would ask for, with the names and the meaning that text-generation-inference gives them."""
+    """Sampling parameters, with the names and meanings of text-generation-inference."""
 
     temperature: Annotated[float | None, Parameter(validator=Number(gt=0))] = None
     "Divides the logits; above or below 1 it makes the shard draw."
@@ -57,7 +55,7 @@ class Sampling:
         return self.do_sample or self.temperature not in {None, 1.0} or any(value is not None for value in given)
 
     def columns(self, rows: int) -> pb.Sampling:
-        """Of rows that are all alike; what is off has no column."""
+        """Return the columns of `rows` equal rows; a parameter that is off has no column."""
         values: dict[str, Any] = {
             "temperature": (self.temperature or 1.0) if self.draws else 0.0,
             "top_k": self.top_k, "top_p": self.top_p, "typical_p": self.typical_p,
@@ -68,7 +66,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of every sequence of a run, and of the cache that it is in."""
+    """Lengths of every sequence of a run, and the block size of the cache."""
 
     sequence_length: int
     decode_length: int
@@ -77,7 +75,7 @@ class Shape:
 
     @property
     def num_places(self) -> int:
-        """The last token is never computed."""
+        """Cache slots of a sequence; its last token is never computed."""
         return self.sequence_length + (self.decode_length - 1) * self.tokens_per_step
 
     @property
@@ -88,7 +86,7 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Step:
     wall: float  # seconds from sending to the last rank's answer
-    forward: float  # seconds that rank 0 says its forward pass took
+    forward: float  # seconds of the forward pass, as rank 0 reports them
     num_tokens: int
 
 
@@ -99,14 +97,16 @@ class Run:
 
 
 class Epoch:
-    """Messages in their order, from a Reset on."""
+    """Messages after a Reset, numbered in order."""
 
     def __init__(self, line: Line, number: int) -> None:
         self._line = line
         self._places = ({"epoch": number, "order": order} for order in count(1))
 
     async def run(self, sequences: pb.Sequences, decode_length: int) -> Run:
-        """Every sequence comes with all blocks that it will need. Nothing is left of them."""
+        """Prefill the sequences, decode up to `decode_length` tokens, and drop them.
+
+        Every sequence is sent with all blocks that it will need."""
         rows = len(sequences.ids)
         chunks = pb.Chunks(sequences=sequences.ids, starts=[0] * rows, lengths=sequences.num_tokens)
         prefill = await self._step(rows, pb.PrefillRequest(**self._place, sequences=sequences, chunks=chunks))
@@ -116,7 +116,7 @@ class Epoch:
 
     @property
     def _place(self) -> dict[str, Any]:
-        """Of the next message."""
+        """Epoch, order and batch of the next message; each access uses up a number."""
         return {**next(self._places), "batch": BATCH}
 
     async def _step(self, rows: int, message: pb.PrefillRequest | pb.DecodeRequest) -> Step:
@@ -129,7 +129,7 @@ class Epoch:
 
 
 def newcomers(rows: int, shape: Shape, vocabulary_size: int, sampling: Sampling) -> pb.Sequences:
-    """The same whenever they are made."""
+    """Return new sequences with random tokens, which depend on the arguments only."""
     random = Random(rows)
     return pb.Sequences(
         ids=range(1, rows + 1), num_tokens=[shape.sequence_length] * rows,

@@ -1,6 +1,6 @@
-"""Two servers, or two ways to run one, that were measured in turn: how many times the figures of one are the other's.
+"""Comparison of two servers, or two configurations of one, measured in turns: the ratios of their figures.
 
-A turn's two runs lie beside each other in time, so what slows the machine slows both. Pure arithmetic.
+The two runs of a turn follow each other directly, so that what slows the machine slows both.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +27,11 @@ RATES: dict[str, Callable[[Summary], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Of B to A, for each turn."""
+    """Ratios B / A of one figure, for each turn."""
 
     name: str
     better: str  # "higher" or "lower"
-    turns: tuple[float, ...]  # in which both had it
+    turns: tuple[float, ...]  # of the turns in which both have the figure
     turns_in_all: int
 
     @property
@@ -52,7 +52,7 @@ class Ratio:
 
 
 def compared(pairs: Sequence[tuple[Summary, Summary]]) -> list[Ratio]:
-    """Of every figure that both had in some turn."""
+    """Return the ratios of every figure that both runs of at least one turn have."""
     ratios = [ratio(name, "higher", figure, pairs) for name, figure in RATES.items()]
     for name, spread in SPREADS.items():
         ratios += [ratio(f"{name} p{share}", "lower", percentile_of(spread, share), pairs) for share in SHARES]

@@ -1,6 +1,6 @@
-"""What is asked in a run, in order: prompts, lengths, adapters and, where nobody waits for answers, moments.
+"""Requests of a run, in order: prompts, lengths, adapters and, in an open loop, times.
 
-The same settings and seed give the same asks. Knows no server but for who counts tokens.
+The same settings and seed give the same requests, provided that tokens are counted in the same way.
 """
 
 import asyncio
@@ -18,17 +18,17 @@ from benchmarks.bench.lengths import lengths
 from benchmarks.bench.prompts import Count, fit, read_prompts
 from benchmarks.bench.record import Ask
 
-AT_ONCE = 16  # prompts that are made and counted
+AT_ONCE = 16  # prompts that are made and counted concurrently
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     requests: int = sys.maxsize  # the most; a trace or `seconds` may end earlier
-    seconds: float = inf  # in which they are sent, where they do not wait for each other
-    rate: float = 0.0  # requests a second; 0 where they wait for each other
+    seconds: float = inf  # duration of sending in an open loop
+    rate: float = 0.0  # requests per second; 0: a closed loop, `trace` or `wait`
     burst: int = 1
     even: bool = False
-    wait: float | None = None  # the longest pause between two, as the study's client makes them
+    wait: float | None = None  # the longest pause between two requests, as in the study's client
     trace: str = ""
     speed: float = 1.0  # of a trace
     prompt_tokens: str = "64"
@@ -38,29 +38,29 @@ class Workload:
     prefixes: int = 1
     adapters: tuple[str, ...] = ()
     descend: bool = False
-    numbered: bool = False  # "Request 7", as the study's client asks
-    only: str = ""  # the one prompt there is
+    numbered: bool = False  # prompts are "Request 7", as in the study's client
+    only: str = ""  # the only prompt
     seed: int = 0
-    salt: str = ""  # other prompts of the same lengths at the same moments
+    salt: str = ""  # changes the prompts, but neither their lengths nor their times
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are sent whatever became of those before."""
+        """Whether requests are sent without waiting for earlier ones (open loop)."""
         return bool(self.rate or self.trace or self.wait is not None)
 
     @property
     def is_salted(self) -> bool:
-        """Whether another salt makes other prompts."""
+        """Whether a different salt gives different prompts."""
         return not (self.only or self.prompts or self.numbered)
 
     @property
     def is_limited(self) -> bool:
-        """Whether there may be nothing left to ask before the time is over."""
+        """Whether all requests may have been sent before the time is over."""
         return bool(self.trace) or self.requests < sys.maxsize
 
 
 class Size(NamedTuple):
-    """Of a request, and when it is sent."""
+    """Lengths of a request, and when it is sent."""
 
     at: float
     prompt_tokens: int
@@ -76,7 +76,7 @@ async def make(workload: Workload, count: Count) -> list[Ask]:
 
 
 def sizes_of(workload: Workload) -> list[Size]:
-    """Raises ValueError if they cannot be."""
+    """Return times and lengths of all requests. Raises ValueError if the settings allow none."""
     random = Random(workload.seed)
     moments = read_trace(Path(workload.trace)) if workload.trace else []
     times = list(islice(takewhile(lambda at: at < workload.seconds,
@@ -114,7 +114,7 @@ def times_of(workload: Workload, moments: Sequence[Moment], random: Random) -> I
 class Text(NamedTuple):
     prompt: str
     prompt_tokens: int | None = None
-    output_tokens: int | None = None  # where it says how long its answer should be
+    output_tokens: int | None = None  # if the file of prompts gives it
 
 
 async def prompts_of(workload: Workload, sizes: Sequence[int], count: Count) -> list[Text]:
@@ -129,7 +129,7 @@ async def prompts_of(workload: Workload, sizes: Sequence[int], count: Count) -> 
 
 
 async def made(workload: Workload, sizes: Sequence[int], count: Count) -> list[Text]:
-    """Each has words of its own, whichever is made first."""
+    """Make prompts of these sizes. Each has its own seed, so the order in which they finish does not matter."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def one(head: str, size: int) -> Text:

@@ -1,6 +1,6 @@
-"""How near weft comes to what a card can do. Every question is a command, and its answer a section of a page.
+"""Benchmarks of weft against a GPU's roofline, and against `transformers`. Each command prints a section of a page.
 
-`python -P -m benchmarks.card --help` tells the questions. Each section is followed by the same as JSON, in one line.
+`python -P -m benchmarks.card --help` lists the commands. Each section is followed by the same as one line of JSON.
 """
 
 import sys
@@ -26,7 +26,7 @@ from benchmarks.processes import NotStarted
 
 AtLeastOne = Annotated[int, Parameter(validator=Number(gte=1))]
 Numbers = Annotated[tuple[AtLeastOne, ...], Parameter(consume_multiple=True)]
-Shape = Literal[LLAMAS]  # type: ignore[valid-type]  # as many as there are
+Shape = Literal[LLAMAS]  # type: ignore[valid-type]  # a computed Literal
 Found = TypeVar("Found")
 Shapes = Annotated[tuple[Shape, ...], Parameter(consume_multiple=True)]
 
@@ -49,7 +49,7 @@ class Settings:
 
     @contextmanager
     def models(self) -> Iterator[Callable[[str], Where]]:
-        """Where one of a shape lies, as long as the block runs."""
+        """Yield a function that returns the model of a shape; the models exist as long as the block runs."""
         with tempfile.TemporaryDirectory() as temporary:
             yield lambda shape: Where(str(make(shape, Path(self.folder or temporary) / shape)), self.kind, self.dtype)
 
@@ -63,7 +63,7 @@ def decode(*, shapes: Shapes = ("qwen2.5-0.5b", "llama-3.2-1b", LARGEST), batch:
            context: Numbers = (512, 2048), cuda_graphs: Annotated[bool, Parameter(negative="--no-cuda-graphs")] = True,
            exact: Annotated[bool, Parameter(negative="")] = False, repeat: AtLeastOne = 5,
            settings: Settings = DEFAULT) -> None:
-    """Milliseconds of decode steps, beside those in which the card can do no more than what has to be done."""
+    """Measure decode steps in milliseconds, and compare them with the card's roofline."""
     card = apart(rates, settings.kind, settings.dtype)
     with settings.models() as model_of:
         for shape in shapes:
@@ -75,7 +75,7 @@ def decode(*, shapes: Shapes = ("qwen2.5-0.5b", "llama-3.2-1b", LARGEST), batch:
 @app.command
 def prompts(*, shapes: Shapes = (LARGEST,), length: Numbers = (512, 2048, 8192), repeat: AtLeastOne = 5,
             settings: Settings = DEFAULT) -> None:
-    """Milliseconds of prompts, and how much of the rate of large products they have."""
+    """Measure the prefill of prompts in milliseconds, and compare its rate with that of large matmuls."""
     card = apart(rates, settings.kind, settings.dtype)
     with settings.models() as model_of:
         for shape in shapes:
@@ -86,7 +86,7 @@ def prompts(*, shapes: Shapes = (LARGEST,), length: Numbers = (512, 2048, 8192),
 @app.command
 def served(*, shape: Shape = LARGEST, streams: AtLeastOne = 64, prompt: AtLeastOne = 128, output: AtLeastOne = 256,
            repeat: AtLeastOne = 2, settings: Settings = DEFAULT) -> None:
-    """Tokens a second over HTTP, beside the shard alone. All requests come at once."""
+    """Measure tokens per second over HTTP, and of the shard alone. All requests are sent at once."""
     length = Lengths(prompt, output)
     with settings.models() as model_of:
         model = model_of(shape)
@@ -100,8 +100,9 @@ def served(*, shape: Shape = LARGEST, streams: AtLeastOne = 64, prompt: AtLeastO
 @app.command
 def beside(*, shape: Shape = LARGEST, requests: AtLeastOne = 256, shortest: AtLeastOne = 100,
            longest: AtLeastOne = 1024, repeat: AtLeastOne = 2, settings: Settings = DEFAULT) -> None:
-    """Tokens a second over HTTP, beside `transformers` with continuous batching on the same card. All requests come at
-    once; prompts and answers are of any length between the shortest and the longest."""
+    """Measure tokens per second over HTTP, and of `transformers` with continuous batching on the same card.
+
+    All requests are sent at once; lengths of prompts and answers are uniform between the shortest and the longest."""
     work = drawn(requests, shortest, longest)
     with settings.models() as model_of:
         model = model_of(shape)
@@ -113,7 +114,7 @@ def beside(*, shape: Shape = LARGEST, requests: AtLeastOne = 256, shortest: AtLe
 
 
 def told(found: Found) -> Found:
-    """At once, for who waits."""
+    """Print a figure as soon as it is measured, and return it."""
     print(f"tokens/s: {found}", file=sys.stderr, flush=True)
     return found
 

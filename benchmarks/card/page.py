@@ -1,4 +1,4 @@
-"""What was found, as a section of a page: the command, what it ran on, a table. Knows no figure by its meaning."""
+"""Results as a section of a Markdown page: the command, date, hardware and versions, and a table."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from benchmarks.saved import file_name, made
 
 
 def tell(title: str, rows: Sequence[Row], device: str, folder: str, rates: str = "") -> None:
-    """Prints it, JSON in the last line; with a folder it is added to the page of this day and card there."""
+    """Print a section and a line of JSON; with a folder, append the section to its page of this day and card."""
     facts = made(places=("--folder", "--save")) | {"rates": rates}
     if device == "cuda":
         facts["hardware"] = torch.cuda.get_device_name()

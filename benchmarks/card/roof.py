@@ -1,7 +1,6 @@
-"""What a card can do, measured, and how long a step would take on it if nothing else took time.
+"""Roofline of a card: its measured rates, and the time of a step that is limited by nothing else.
 
-A product takes as long as reading its weights or as calculating, whichever is more; cache and logits are read beside.
-Knows nothing of how steps are run.
+A matmul takes as long as reading its weights or as computing, whichever is longer; moving KV cache and logits is added.
 """
 
 from collections.abc import Callable
@@ -15,17 +14,17 @@ import torch
 from benchmarks.checkpoint import tensors
 from benchmarks.drawn import done, timed
 
-WIDTH = {"cuda": 8192, "cpu": 512}  # of the matrices whose products tell a rate
+WIDTH = {"cuda": 8192, "cpu": 512}  # of the square matrices whose matmul is timed
 COPIED = {"cuda": 2**32, "cpu": 2**26}  # bytes
-TIMES, AT_ONCE = 7, 10  # so often, so many without waiting
+TIMES, AT_ONCE = 7, 10  # repetitions, and calls that each queues without waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of a card."""
+    """Measured rates of a card."""
 
-    bytes: float  # a second, reading and writing both counted
-    operations: float  # a second, in products of large matrices
+    bytes: float  # per second, read and written
+    operations: float  # per second, in matmuls of large matrices
 
     def told(self) -> str:
         return f"copies {self.bytes / 1e12:.3g} TB/s, products {self.operations / 1e12:.3g} TFLOP/s"
@@ -33,14 +32,14 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a model, in numbers of `itemsize` bytes."""
+    """Sizes of a model, counted in values of `itemsize` bytes."""
 
-    matrices: tuple[int, ...]  # weights of every product in its layers
+    matrices: tuple[int, ...]  # number of weights of every linear in its layers
     head: int
     vocabulary: int
     layers: int
-    queries: int  # values of all heads together
-    cached: int  # values that a token leaves in the cache
+    queries: int  # query values of all heads of a layer
+    cached: int  # values of a token in the KV cache, over all layers
     itemsize: int
 
     def decode_seconds(self, rates: Rates, batch: int, context: int) -> float:
@@ -50,13 +49,13 @@ class Sizes:
         return products + self.itemsize * moved / rates.bytes
 
     def prompt_operations(self, length: int) -> float:
-        """Of one prompt: only its last token gets logits, and half of the pairs of tokens see each other."""
+        """Return the operations of one prompt: logits of its last token only, and half of all pairs in attention."""
         attention = 2 * self.layers * self.queries * length * (length + 1)
         return 2 * (sum(self.matrices) * length + self.head) + attention
 
 
 def sizes(config: dict[str, Any], dtype: torch.dtype) -> Sizes:
-    """Of one of the Llama and Qwen shapes."""
+    """Return the sizes of one of the Llama and Qwen shapes."""
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     head_dim = config.get("head_dim", hidden // heads)
     matrices = tuple(prod(shape) for name, shape in tensors(config) if name.endswith("_proj.weight"))
@@ -67,7 +66,7 @@ def sizes(config: dict[str, Any], dtype: torch.dtype) -> Sizes:
 
 @torch.inference_mode()
 def rates(device: str, dtype: str) -> Rates:
-    """`dtype` as in `weft serve`; auto: bfloat16."""
+    """Measure the rates of a device. `dtype` is as in `weft serve`; auto: bfloat16."""
     kind = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
     width, count = WIDTH[device], COPIED[device] // kind.itemsize
     source, target = (torch.zeros(count, dtype=kind, device=device) for _ in range(2))
@@ -79,7 +78,7 @@ def rates(device: str, dtype: str) -> Rates:
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """Of one, of several that do not wait for each other."""
+    """Return the seconds of one call, averaged over AT_ONCE calls that do not wait for each other."""
     call()
     done()
     return timed(lambda: [call() for _ in range(AT_ONCE)]) / AT_ONCE

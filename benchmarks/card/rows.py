@@ -1,4 +1,4 @@
-"""The figures of each question, a row for each point: run in a process that has the card to itself."""
+"""Table rows of each command, one per point. The functions run in a process that has the card to itself."""
 
 import sys
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from shard.precision import name
 
 Row = dict[str, Any]  # by name of a column
 
-# On an H200.
+# Goals on an H200.
 LARGEST = "llama-3.1-8b"
 STEP_GOALS = {  # milliseconds, by shape, context and number of sequences
     (LARGEST, 512, 1): 5.0, (LARGEST, 512, 256): 1e3 * 256 / 19_000, ("llama-3.2-1b", 512, 1): 1.3}
@@ -25,7 +25,7 @@ SERVED_GOALS = {(LARGEST, 64): 0.85}  # of the shard alone, by shape and number 
 
 def decode_rows(shape: str, where: Where, card: Rates, points: Sequence[tuple[int, int]], repeat: int, *,
                 cuda_graphs: bool, exact: bool) -> list[Row]:
-    """Points are a length and a number of sequences."""
+    """Measure decode steps. A point is a context length and a number of sequences."""
     loaded = load(ShardConfig(model=where.folder, device=where.device, dtype=where.dtype, cuda_graphs=cuda_graphs,
                               exact=exact))
     most, longest = max(batch for _, batch in points), max(context for context, _ in points)
@@ -56,13 +56,13 @@ def prompt_rows(shape: str, where: Where, card: Rates, lengths: Sequence[int], r
 
 
 def noted(row: Row) -> Row:
-    """Said at once, for who waits, or does not live to see the table."""
+    """Print a row as soon as it is measured, in case the table is never printed, and return it."""
     print(", ".join(f"{value} {column}" for column, value in row.items() if value != ""), file=sys.stderr, flush=True)
     return row
 
 
 def compared(one: str, other: str, turns: Sequence[tuple[float, float]]) -> Row:
-    """Of tokens a second that both had in turn: the medians, and that of the ratios with the least and the most."""
+    """Return the medians of both rates, and median, least and most of their ratios by turn."""
     ratios = [mine / theirs for mine, theirs in turns]
     mine, theirs = map(median, zip(*turns, strict=True))
     return {f"{one} tokens/s": round(mine), f"{other} tokens/s": round(theirs), "ratio": round(median(ratios), 3),

@@ -1,7 +1,7 @@
-"""How long a model's own steps take: decode steps one behind the other as shards take them, and whole prompts.
+"""Timing of a model's steps: consecutive decode steps as a shard runs them, and prefill of whole prompts.
 
-No router, no messages. Sequences have blocks of their own; tokens, weights and what stands in the cache are random, as
-products of equal rows, or of zeros, take other times.
+There is no router and there are no messages. Every sequence has its own blocks; tokens, weights and cache contents are
+random, since matmuls of equal rows, or of zeros, take different times.
 """
 
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ from shard.loading import Loaded
 from shard.replay import Extent
 from shard.sequence import EXPECTED, Sequence
 
-STEPS = 50  # that are timed together
+STEPS = 50  # decode steps that are timed together
 FAILED = "a step with random weights came to something that is no number"
 
 
 class Stage:
-    """A loaded model with a cache for the largest step, in which the smaller ones take place, too."""
+    """A loaded model with a cache for the largest step, which smaller steps use, too."""
 
     def __init__(self, loaded: Loaded, batch: int, context: int) -> None:
         self._runner, self._vocabulary = loaded.runner, loaded.config.vocabulary_size
@@ -29,11 +29,13 @@ class Stage:
         self._runner.replay(replays)
 
     def decode_seconds(self, batch: int, context: int, repeat: int) -> list[float]:
-        """Of a step, each beginning before the last is over where steps are replayed. The first time does not count."""
+        """Return the seconds per decode step of each repetition; one more before them does not count.
+
+        With CUDA graphs, each step is started before the previous one is complete."""
         return [self._steady(batch, context) for _ in range(repeat + 1)][1:]
 
     def prompt_seconds(self, lengths: Iterable[int], repeat: int) -> list[float]:
-        """Of one step with prompts of these lengths."""
+        """Return the seconds of a step with prompts of these lengths, of each repetition after an uncounted one."""
         step = Step(chunks=[Chunk(self._sequence(number, length, 0), 0, length)
                             for number, length in enumerate(lengths)])
         return [self._run(step) for _ in range(repeat + 1)][1:]

@@ -1,7 +1,7 @@
-"""Requests that come all at once, and how many tokens a second they get: by a server over HTTP, by `transformers` with
-continuous batching, and by a shard alone.
+"""Throughput for requests that are all sent at once: a server over HTTP, `transformers` with continuous batching, and a
+shard alone.
 
-Each runs in processes of its own, so that a card is free for the next. A byte is a token, and nobody ends early.
+Each runs in processes of its own, so that the card is free for the next. A byte is a token, and no answer ends early.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,11 +30,11 @@ from benchmarks.processes import HOST, serving
 from shard.config import ShardConfig
 from shard.loading import load
 
-PREFILL_TOKENS = 4096  # in a step, with a server and without
+PREFILL_TOKENS = 4096  # per step, with and without a server
 PATIENCE = 300.0  # seconds for an answer of transformers
-NOBODY = -1  # as the token that would end an answer
-WARM = 8  # tokens of answers that do not count: before them kernels are compiled, and memory is found
-TIMES = 3  # that a step is timed
+NOBODY = -1  # an end token that no model generates
+WARM = 8  # most tokens of each answer of the warm-up, which compiles kernels and allocates memory
+TIMES = 3  # repetitions of a timed step
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -58,7 +58,7 @@ def drawn(requests: int, shortest: int, longest: int, seed: int = 0) -> list[Len
 
 
 def texts(work: Sequence[Lengths], turn: int) -> list[str]:
-    """No two begin alike, in no turn: nothing is found in a cache."""
+    """Return prompts that begin differently in every turn, so that no prefix cache holds them."""
     random = Random(turn)
     return ["".join(random.choices(ascii_lowercase, k=length.prompt)) for length in work]
 
@@ -72,7 +72,7 @@ def num_tokens(work: Sequence[Lengths]) -> int:
 
 
 def apart(call: Callable[Given, Made], *given: Given.args, **named: Given.kwargs) -> Made:
-    """In a process that has nothing yet and leaves nothing behind."""
+    """Run a call in a new process, whose GPU memory is free again afterwards."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(call, *given, **named).result()
 
@@ -80,7 +80,7 @@ def apart(call: Callable[Given, Made], *given: Given.args, **named: Given.kwargs
 # -- over HTTP
 
 def over_http(where: Where, work: Sequence[Lengths]) -> float:
-    """Tokens a second, once it is warm."""
+    """Return the tokens per second of a server over HTTP, after a warm-up."""
     router = {"compat": "lorax", "max_batch_size": len(work), "max_concurrent_requests": 2 * len(work),
               "max_batch_prefill_tokens": PREFILL_TOKENS}
     shard = {"device": where.device, "dtype": where.dtype}
@@ -103,7 +103,7 @@ async def asked(target: Target, work: Sequence[Lengths], turn: int) -> float:
 # -- transformers
 
 def by_transformers(where: Where, work: Sequence[Lengths]) -> tuple[float, str]:
-    """The same without HTTP, and the attention that it chose."""
+    """Return the tokens per second of `transformers`, after a warm-up, and its attention implementation."""
     dtype = torch.bfloat16 if where.dtype == "auto" else getattr(torch, where.dtype)
     model: Any = AutoModelForCausalLM.from_pretrained(where.folder, dtype=dtype)
     model.to(where.device)
@@ -112,7 +112,7 @@ def by_transformers(where: Where, work: Sequence[Lengths]) -> tuple[float, str]:
         do_sample=False, max_new_tokens=longest.output, eos_token_id=NOBODY)
     hints = WorkloadHints(longest.prompt, longest.output, len(work))
     cache = ContinuousBatchingConfig()
-    cache.num_blocks = sum(2 + sum(length) // cache.page_size for length in work)  # for all at once
+    cache.num_blocks = sum(2 + sum(length) // cache.page_size for length in work)  # enough for all requests at once
     names = map(str, count())
     with model.continuous_batching_context_manager(config, continuous_batching_config=cache, workload_hints=hints,
                                                    timeout=PATIENCE) as manager:
@@ -137,8 +137,9 @@ def added(manager: Any, work: Sequence[Lengths], turn: int, names: Iterator[str]
 # -- a shard alone
 
 def by_shard(where: Where, requests: int, length: Lengths) -> float:
-    """The same for requests that are all alike: their prompts in as few steps as a router sends, and decode steps with
-    half of the answers in the cache."""
+    """Return the tokens per second of a shard alone, for requests of equal length.
+
+    Prompts run in as few steps as a router would send; decode steps are timed with half of each answer in the cache."""
     loaded = load(ShardConfig(model=where.folder, device=where.device, dtype=where.dtype))
     stage = Stage(loaded, requests, sum(length))
     fitting = max(1, PREFILL_TOKENS // length.prompt)

@@ -1,7 +1,7 @@
-"""The batching study: who should run together, and what that is worth. `python -P -m benchmarks.study batching --help`
-tells the settings, benchmarks/README.md what comes of it. The last line is JSON.
+"""The batching study: which requests should run together, and what that gains.
 
-Knows how parts follow each other; each is made elsewhere.
+`python -P -m benchmarks.study batching --help` lists the settings; benchmarks/README.md has the results. The last line
+is JSON.
 """
 
 import json
@@ -113,8 +113,10 @@ def measure(settings: Settings, experiments: Experiments) -> None:
 
 
 def tell(folder: Path, this: dict[str, Any]) -> dict[str, Any]:
-    """Figures, plots and page from whatever the folder holds, with all that it was made with; `this` came last."""
-    plots = import_module("benchmarks.study.plots")  # needs what is not there without the extra
+    """Write summary, plots and page from all records in the folder, and print the tables.
+
+    `this` is date, hardware, versions and command of the current run."""
+    plots = import_module("benchmarks.study.plots")  # needs matplotlib, an extra
     takens = Raw(folder).all()
     told = summary(takens)
     paths = [path for shape, one in told["shapes"].items()
@@ -128,15 +130,15 @@ def tell(folder: Path, this: dict[str, Any]) -> dict[str, Any]:
 
 
 def batching(settings: Settings = Settings()) -> None:
-    """Policies of batching side by side: records, summary, tables and plots in a folder."""
+    """Compare batching policies, and write records, summary, tables and plots to a folder."""
     if find_spec("matplotlib") is None:
         raise ValueError("plots need matplotlib; install it with: pip install 'weft[bench]'")
     this = made("weft study")
     folder = folder_of(settings, this)
-    scope_of(settings)  # raises for what cannot be, before anything is measured
+    scope_of(settings)  # raises ValueError before anything is measured
     try:
         measure(settings, Experiments(folder, this, settings.stolen))
-    except (Failed, NotStarted):  # what was measured is told all the same
+    except (Failed, NotStarted):  # report what was measured before
         if Raw(folder).all():
             tell(folder, this)
         raise

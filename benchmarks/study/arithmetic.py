@@ -1,4 +1,4 @@
-"""Means, lines and bands: the arithmetic that the study's figures share. Knows nothing of requests."""
+"""Means, regression lines and confidence bands of the study's figures."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from math import nan, sqrt
 from statistics import NormalDist, fmean, linear_regression, stdev
 from typing import NamedTuple
 
-# Student's t for 95 % on both sides, by degrees of freedom from 1.
+# Student's t for a two-sided 95 % interval, by degrees of freedom from 1.
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-FEWEST_SHOWN = 3  # values of a band
+FEWEST_SHOWN = 3  # values with which a band is shown
 
 
 class Line(NamedTuple):
@@ -20,8 +20,9 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A figure that every seed gives: its mean, and where the true one lies with 95 %. One seed has no band, and that
-    of two covers everything and is not shown."""
+    """Mean of a figure over seeds, with its 95 % confidence interval.
+
+    One seed has no interval; that of two is too wide to be of use, and is not shown."""
 
     mean: float
     low: float | None
@@ -30,7 +31,7 @@ class Band:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Band":
-        known = tuple(value for value in values if value == value)  # noqa: PLR0124 - nan is the one that is not
+        known = tuple(value for value in values if value == value)  # noqa: PLR0124 - only nan differs from itself
         if not known:
             return cls(nan, None, None, ())
         middle = fmean(known)
@@ -41,12 +42,12 @@ class Band:
 
     @property
     def reach(self) -> float | None:
-        """Half of what is shown of it."""
+        """Half of the interval's width; None if the interval is not shown."""
         return None if self.high is None or len(self.values) < FEWEST_SHOWN else self.high - self.mean
 
 
 def quantile(degrees: int) -> float:
-    """Beyond the table the normal one with a correction, which is right to 0.2 %."""
+    """Return Student's t; beyond the table, the normal quantile with a correction, exact to 0.2 %."""
     if degrees <= len(QUANTILES):
         return QUANTILES[degrees - 1]
     z = NormalDist().inv_cdf(0.975)
@@ -54,7 +55,7 @@ def quantile(degrees: int) -> float:
 
 
 def fitted(points: Mapping[float, float]) -> Line:
-    """The line of least squares. A line needs two places; what is flat correlates with nothing."""
+    """Return the least-squares line. All of it is NaN for fewer than two points, the correlation if y is constant."""
     xs, ys = list(points), list(points.values())
     if len(xs) < 2:
         return Line(nan, nan, nan)
@@ -69,13 +70,13 @@ def scatter(values: Sequence[float]) -> float:
 
 
 def crossing(one: Line, other: Line) -> float:
-    """Where they meet; not a number if they never do."""
+    """Return the x at which the lines cross; NaN if they are parallel."""
     steeper = one.slope - other.slope
     return (other.intercept - one.intercept) / steeper if steeper else nan
 
 
 def interpolated(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Between the two places around x, in rising order; beyond the ends the nearest piece goes on."""
+    """Interpolate linearly between the points around x, which are in ascending order; extrapolate beyond the ends."""
     if len(points) == 1:
         return points[0][1]
     place = sum(x > place for place, _ in points[1:-1])
@@ -84,7 +85,7 @@ def interpolated(points: Sequence[tuple[float, float]], x: float) -> float:
 
 
 def reaches(points: Sequence[tuple[float, float]], level: float) -> float:
-    """The first place, in rising order, at which the level is reached; not a number if it never is."""
+    """Return the first x at which y reaches the level, with points in ascending order; NaN if it never does."""
     if points and points[0][1] >= level:
         return points[0][0]
     for (left, low), (right, high) in pairwise(points):
@@ -94,7 +95,7 @@ def reaches(points: Sequence[tuple[float, float]], level: float) -> float:
 
 
 def mean_by(pairs: Iterable[tuple[float, float]]) -> dict[float, float]:
-    """The mean of the second for each first, the firsts in rising order."""
+    """Return the mean value for each key, with keys in ascending order."""
     found: dict[float, list[float]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)

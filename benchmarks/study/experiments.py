@@ -1,6 +1,6 @@
-"""Runs: a server for each turn, a warm-up, what is asked, and the records, which are written as soon as a run ends.
+"""Runs of the study: a server for each turn, a warm-up, the requests, and records, written as soon as a run ends.
 
-What is there already is not measured again. Knows how servers are started and asked; makes no figures.
+A run that already has records is not measured again.
 """
 
 import json
@@ -26,15 +26,15 @@ from benchmarks.study.raw import Raw, Taken
 from router.figures import percentile
 
 WARM_UP = [Ask(number, "Request", 8) for number in range(8)]
-STREAMED = "lorax"  # the dialect in which whoever asks for so many tokens gets as many
-TRIES = 5  # of a run, on a machine that is not quiet
+STREAMED = "lorax"  # a dialect with `ignore_eos_token`: answers have as many tokens as requested
+TRIES = 5  # attempts at a run while much CPU time is stolen
 
 Asked = Callable[[int, str, Sequence[Ask], int | None], list[Record]]
 Serving = Callable[..., AbstractContextManager[Server]]
 
 
 class Failed(Exception):
-    """A run told nothing."""
+    """Raised if all requests of a run failed."""
 
 
 def asked(port: int, dialect: str, asks: Sequence[Ask], concurrency: int | None) -> list[Record]:
@@ -43,7 +43,7 @@ def asked(port: int, dialect: str, asks: Sequence[Ask], concurrency: int | None)
 
 
 def told_stats(port: int) -> dict[str, Any]:
-    """By the server itself, which writes the study's CSV file as well."""
+    """Return the server's own counters; a request to /stats also makes it write the study's CSV file."""
     with urllib.request.urlopen(f"http://{HOST}:{port}/stats") as answer:
         told: dict[str, Any] = json.load(answer)
     return told
@@ -51,17 +51,17 @@ def told_stats(port: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Experiments:
-    """In a folder. Who serves and who asks can be stood in for."""
+    """Runs of the study in a folder. `serving`, `asked` and `stats` can be replaced, for tests."""
 
     folder: Path
     made: dict[str, Any]
-    stolen: float = MOST  # share of the processors of a virtual machine; a run in which others had more is repeated
+    stolen: float = MOST  # a run is repeated if more than this share of the processors was stolen
     serving: Serving = serving
     asked: Asked = asked
     stats: Callable[[int], dict[str, Any]] = told_stats
 
     def pace(self, plan: Plan, parts: Sequence[str] = PARTS) -> Pace:
-        """How fast the server is, as far as these parts ask for it, measured unless it is known."""
+        """Return how fast the server is, as far as these parts need it; measured unless there are records."""
         turns = [turn for turn in plan.turns(SOLO) if COMPAT in parts or not turn.runs[0].is_compat]
         return pace_of(taken for turn in turns for taken in self.take(plan, turn))
 
@@ -71,7 +71,7 @@ class Experiments:
                 pass
 
     def take(self, plan: Plan, turn: Turn) -> Iterator[Taken]:
-        """The runs of a turn until the others would tell nothing new. A server is started only if it is needed."""
+        """Yield the runs of a turn until further ones would add nothing. A server is started only if one is needed."""
         raw, done = Raw(self.folder), list[Taken]()
         with ExitStack() as stack:
             server: Server | None = None
@@ -87,7 +87,7 @@ class Experiments:
 
     @contextmanager
     def server(self, plan: Plan, run: Run) -> Iterator[Server]:
-        """One that has answered before. The study's own route, which counts, is left out of that."""
+        """Run a server, after a warm-up. This avoids the study's own route, whose counters would include it."""
         folder = self.folder / "csv" / f"{run.shape}-{run.part}-seed{run.seed}" if run.is_compat else None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class Experiments:
 
     def measured(self, plan: Plan, run: Run, server: Server) -> Taken:
         dialect = "batching" if run.is_compat else STREAMED
-        tries = Tries[list[Record]](self.stolen, 1 if run.is_compat else TRIES)  # that server counts all it hears
+        tries = Tries[list[Record]](self.stolen, 1 if run.is_compat else TRIES)  # /stats would count every attempt
         while tries.again():
             tries.ended(self.asked(server.port, dialect, plan.asks(run), run.concurrency))
         records, stolen = tries.best.heard, tries.best.stolen

@@ -1,4 +1,4 @@
-"""summary.json: what all runs amount to, with bands over seeds. Pure arithmetic from raw records."""
+"""Figures of all runs for summary.json, with bands over seeds, computed from raw records."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
@@ -25,13 +25,13 @@ from benchmarks.study.raw import Taken
 Told = dict[str, Any]
 Levels = dict[float, dict[str, Band]]  # figures by level
 NEAR = 0.9  # of a throughput: within 10 %
-LARGEST = 145  # tokens, of the study's figures
-IN_RANGE = 4  # requests of a seed, about, in a range of tokens whose latencies are taken together
+LARGEST = 145  # most tokens of a request in the study's figures
+IN_RANGE = 4  # requests of a seed, about, in a range of tokens over which latencies are averaged
 FEWEST_RANGES, MOST_RANGES = 4, 15
 
 
 def summary(takens: Sequence[Taken]) -> Told:
-    """The figures of the study's mode first, of the first shape that has them."""
+    """Return all figures; first those of the study's mode, of the first shape that has them."""
     shapes = list(dict.fromkeys(taken.run.shape for taken in takens))
     told = {shape: of_shape([taken for taken in takens if taken.run.shape == shape]) for shape in shapes}
     studied: Told = next((one[COMPAT] for one in told.values() if COMPAT in one), {})
@@ -43,7 +43,7 @@ def summary(takens: Sequence[Taken]) -> Told:
 
 
 def failed(takens: Sequence[Taken]) -> dict[str, int]:
-    """Requests that count for nothing else, by run."""
+    """Return the number of failed requests by run; these count in no other figure."""
     counts = {f"{taken.run.part}/{taken.run.name}": sum(bool(record.error) for record in taken.records)
               for taken in takens}
     return {name: count for name, count in counts.items() if count}
@@ -83,12 +83,12 @@ def by_policy(takens: Iterable[Taken]) -> dict[str, list[Taken]]:
 
 
 def bands(each: Sequence[Mapping[str, float]]) -> dict[str, Band]:
-    """Of figures that every seed gives."""
+    """Return the band of each figure over the seeds."""
     return {name: Band.of(one[name] for one in each) for name in each[0]}
 
 
 def policies(takens: Sequence[Taken], pace: Pace) -> Told:
-    """Figures of each policy, and its latencies by tokens."""
+    """Return the figures of each policy, and its latencies by tokens."""
     found = {policy: [answers(taken, pace) for taken in runs] for policy, runs in by_policy(takens).items()}
     return {policy: bands(list(map(figures, seeds))) | {"latency_by_tokens": latency_by_tokens(seeds),
                                                         "latency_by_range": latency_by_range(seeds)}
@@ -102,7 +102,7 @@ def latency_by_tokens(seeds: Sequence[Sequence[Answer]]) -> dict[float, Band]:
 
 
 def latency_by_range(seeds: Sequence[Sequence[Answer]]) -> dict[float, Band]:
-    """By the mean number of tokens in each range: of a single length many seeds have no request."""
+    """Return latencies by the mean number of tokens of each range: many seeds have no request of a given length."""
     width = width_of(seeds)
     each = [mean_by(((answer.tokens - 1) // width, answer.seconds) for answer in found) for found in seeds]
     places = mean_by(((answer.tokens - 1) // width, answer.tokens) for found in seeds for answer in found)
@@ -110,13 +110,13 @@ def latency_by_range(seeds: Sequence[Sequence[Answer]]) -> dict[float, Band]:
 
 
 def width_of(seeds: Sequence[Sequence[Answer]]) -> int:
-    """In tokens, of a range: few lengths each have their own."""
+    """Return the width of a range in tokens; 1 if there are few different lengths."""
     lengths = {answer.tokens for found in seeds for answer in found}
     count = min(max(min(map(len, seeds)) // IN_RANGE, FEWEST_RANGES), MOST_RANGES)
     return 1 if len(lengths) <= count else ceil(max(lengths) / count)
 
 
-# -- as the study has it
+# -- the study's mode
 
 def compat(takens: Sequence[Taken], pace: Pace) -> Told:
     each = policies(takens, pace)
@@ -134,13 +134,13 @@ def compat(takens: Sequence[Taken], pace: Pace) -> Told:
 
 
 def is_compared(takens: Sequence[Taken]) -> bool:
-    """Whether a seed has dynamic batching and others beside it; an interrupted one may lack them."""
+    """Return whether a seed has dynamic batching and other policies; an interrupted one may lack some."""
     policies = {taken.run.policy for taken in takens}
     return DYNAMIC in policies and len(policies) > 1
 
 
 def ratio_to_others(takens: Sequence[Taken], pace: Pace) -> float:
-    """Of mean latencies, in one seed."""
+    """Return the mean latency of dynamic batching divided by the mean of the other policies', in one seed."""
     found = {taken.run.policy: figures(answers(taken, pace))["mean_latency"] for taken in takens}
     return found.pop(DYNAMIC) / fmean(found.values())
 
@@ -149,10 +149,10 @@ def line_of(latencies: Mapping[float, Band]) -> Line:
     return fitted({length: band.mean for length, band in latencies.items()})
 
 
-# -- beyond it
+# -- beyond the study's mode
 
 def sweep(takens: Sequence[Taken], pace: Pace) -> Told:
-    """Figures of each policy at each rate, and what it can serve at most."""
+    """Return the figures of each policy at each rate, and its highest throughput."""
     levels = {policy: at_levels(runs, lambda taken: under_load(taken, pace))
               for policy, runs in by_policy(takens).items()}
     peaks = {policy: peak(found) for policy, found in levels.items()}
@@ -164,7 +164,7 @@ def sweep(takens: Sequence[Taken], pace: Pace) -> Told:
 
 
 def is_full(takens: Sequence[Taken]) -> bool:
-    """Whether the runs of a seed ended because they would have told nothing new, and not with the last rate."""
+    """Return whether the runs of a seed ended because the policy was saturated, not because rates were exhausted."""
     return is_enough(sorted(takens, key=lambda taken: taken.run.level))
 
 
@@ -174,22 +174,24 @@ def at_levels(takens: Sequence[Taken], figures_of: Callable[[Taken], Mapping[str
 
 
 def peak(levels: Levels) -> tuple[float, float]:
-    """The level at which most is served, and how much."""
+    """Return the level with the highest throughput, and that throughput."""
     served = {level: one["tokens_per_second"].mean for level, one in reached(levels).items()}
     best = max(served, key=lambda level: served[level])
     return best, served[best]
 
 
 def reached(levels: Levels) -> Levels:
-    """Those that every seed came to. Only seeds that kept up go on to the next level, so that the last ones have but
-    the luckiest."""
+    """Return the levels that every seed reached.
+
+    Only seeds that kept up continue at the next level, so the last levels have only the luckiest seeds."""
     seeds = {level: len(one["tokens_per_second"].values) for level, one in levels.items()}
     return {level: one for level, one in levels.items() if seeds[level] == max(seeds.values())}
 
 
 def beside_static(levels: Mapping[str, Levels], peaks: Mapping[str, tuple[float, float]]) -> Told:
-    """At which latency continuous batching serves nearly as much as static groups do at most. Of all its settings and
-    rates that serve so much, the one with the least latency."""
+    """Return the latency of continuous batching at nearly the highest throughput of static groups.
+
+    Of all its settings and rates with at least NEAR of that throughput, the one with the lowest latency counts."""
     groups = [policy for policy in levels if is_static(policy)]
     if not groups or CONTINUOUS not in levels:
         return {}
@@ -207,8 +209,9 @@ def beside_static(levels: Mapping[str, Levels], peaks: Mapping[str, tuple[float,
 
 
 def users(takens: Sequence[Taken], pace: Pace) -> Told:
-    """How many wait no more than twice as long for a token as one alone does, in the same seed and with the policy that
-    serves one alone fastest."""
+    """Return how many users are served at no more than twice the latency per token of a single user.
+
+    The single user is of the same seed, with the policy that is fastest for one."""
     alone = seconds_of_one(takens, pace)
 
     def figures_of(taken: Taken) -> dict[str, float]:
@@ -225,15 +228,16 @@ def users(takens: Sequence[Taken], pace: Pace) -> Told:
 
 
 def seconds_of_one(takens: Sequence[Taken], pace: Pace) -> dict[int, float]:
-    """That a user alone waits for a token, by seed. One in which nobody was alone goes by the mean of the others."""
+    """Return the seconds per token of a single user by seed; seeds without such a run get the mean of the others."""
     alone = by_seed([taken for taken in takens if taken.run.level == 1])
     each = {seed: min(with_users(taken, pace)["per_token_p50"] for taken in runs) for seed, runs in alone.items()}
     return dict.fromkeys(by_seed(takens), fmean(each.values())) | each
 
 
 def users_at(points: Iterable[tuple[float, float]]) -> float:
-    """From users and how many times as long as alone they wait. As many as were tried at least, if that was not
-    enough."""
+    """Return the number of users at which latency is USERS_SLOWDOWN times that of one, or the most that were tried.
+
+    Points are numbers of users and latencies relative to that of one user."""
     ordered = sorted(points)
     found = reaches(ordered, USERS_SLOWDOWN)
     return found if isfinite(found) else ordered[-1][0]
@@ -242,7 +246,7 @@ def users_at(points: Iterable[tuple[float, float]]) -> float:
 # -- as JSON
 
 def plain(value: Any) -> Any:
-    """What JSON can say: null for what is no number."""
+    """Convert a value to JSON types; NaN and infinity become null."""
     if is_dataclass(value) and not isinstance(value, type):
         return plain(asdict(value))
     if isinstance(value, dict):

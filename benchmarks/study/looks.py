@@ -1,5 +1,6 @@
-"""How the study's plots look: each policy has a line style, a marker and a hatch beside its colour, so that they can be
-told apart in grey. Knows matplotlib's objects and nothing of what is drawn.
+"""Style of the study's plots.
+
+Each policy has a line style, a marker and a hatch besides its color, so that they can be distinguished in grey.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from benchmarks.study.arithmetic import Band
 from benchmarks.study.policies import STATIC, SWEPT, WINDOWS, windows, words
 
 DPI = 110
-LEAST = 0.05  # of the mean: how far down a band reaches where the axis is logarithmic
+LEAST = 0.05  # of the mean: lower limit of a band, for logarithmic axes
 DOTTED, DENSE = (0, (1, 2)), (0, (1, 1))
 Dashes = str | tuple[int, tuple[int, ...]]
 
@@ -39,7 +40,7 @@ SETTINGS = dict(zip(SWEPT, (Look("#41ab5d", "-", "P"), Look("#2b8cbe", "--", "X"
 
 
 def look_of(policy: str, policies: Sequence[str]) -> Look:
-    """Among those of a plot."""
+    """Return the style of a policy in a plot of `policies`."""
     if policy in LOOKS:
         return LOOKS[policy]
     name = policy.partition("-")[0]
@@ -47,7 +48,7 @@ def look_of(policy: str, policies: Sequence[str]) -> Look:
 
 
 def windowed(policies: Sequence[str]) -> dict[str, Look]:
-    """The usual windows always look the same; others take the looks that are left."""
+    """Return the styles of policies with a window: fixed ones for the default windows, unused ones for others."""
     usual = dict(zip(windows(WINDOWS), WINDOWED, strict=True))
     left = cycle([look for name, look in usual.items() if name not in policies] or WINDOWED)
     return {name: usual[name] if name in usual else next(left) for name in policies}
@@ -66,7 +67,7 @@ def name_axes(axes: Axes, x: str, y: str, title: str = "") -> None:
 
 
 def logarithmic(axes: Axes, *directions: str) -> None:
-    """With few plain numbers beside the axis. Bands may leave the picture: lines decide what is shown."""
+    """Make axes logarithmic, with few plain tick labels. Lines determine the limits; bands may be cut off."""
     for direction in directions:
         scaled(axes, direction)
         shown = [float(value) for line in axes.lines for value in getattr(line, f"get_{direction}data")() if value > 0]
@@ -75,7 +76,7 @@ def logarithmic(axes: Axes, *directions: str) -> None:
 
 
 def logarithmic_bars(axes: Axes, heights: Sequence[float]) -> None:
-    """The shortest still has a length."""
+    """Make the y axis of a bar plot logarithmic, with limits that leave the shortest bar visible."""
     scaled(axes, "y")
     if shown := [height for height in heights if height > 0]:
         axes.set_ylim(min(shown) / 2, max(shown) * 2)
@@ -97,20 +98,20 @@ def curve(axes: Axes, points: Sequence[tuple[float, float]], policy: str, polici
 
 
 def open_marker(axes: Axes, point: tuple[float, float], policy: str, policies: Sequence[str]) -> None:
-    """Around a point of a curve."""
+    """Draw an open marker around a point of a curve."""
     look = look_of(policy, policies)
     axes.plot(*point, color=look.color, linestyle="", marker=look.marker, markersize=12, markerfacecolor="none")
 
 
 def shade(axes: Axes, bands: Mapping[float, Band], policy: str, policies: Sequence[str]) -> None:
-    """Between the ends of the bands, on a logarithmic axis, which has no place at or below 0."""
+    """Fill the area between the ends of the bands, which are above 0 for logarithmic axes."""
     ends = [ends_of(band) for band in bands.values()]
     axes.fill_between(list(bands), [low for low, _ in ends], [high for _, high in ends],
                       color=look_of(policy, policies).color, alpha=0.15, linewidth=0)
 
 
 def ends_of(band: Band) -> tuple[float, float]:
-    """No numbers, where nothing is drawn, for who knows too little: two seeds' bands would cover everything."""
+    """Return the ends of a band; NaN, which is not drawn, if it has too few seeds: it would cover everything."""
     if band.reach is None:
         return nan, nan
     return max(band.mean - band.reach, LEAST * band.mean), band.mean + band.reach

@@ -1,4 +1,4 @@
-"""The figures of one run, from its records alone. Pure arithmetic; figures.py makes bands of those of several seeds."""
+"""Figures of one run, from its records alone; figures.py computes bands over several seeds."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from benchmarks.study.policies import DYNAMIC, FIXED, NOBATCH
 from benchmarks.study.raw import Taken
 from router.figures import percentile
 
-SETTLED = 0.5  # of the time in which requests came, in which batches fill, and which does not count for throughput
-KEPT_UP = 0.75  # of what was asked for: who serves less than that is at the end
+SETTLED = 0.5  # share of the arrivals' time during which batches fill, which does not count for throughput
+KEPT_UP = 0.75  # share of the requested tokens: a policy that serves less is saturated
 USERS_SLOWDOWN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One that came."""
+    """A complete answer."""
 
-    tokens: int  # that were asked for
-    seconds: float  # by the clock that the policy is judged by
+    tokens: int  # requested
+    seconds: float  # latency; in the study's mode by the server's clock
     ended: float
-    alone: float  # seconds it takes when nobody else is there
+    alone: float  # its latency without other requests
     first: float | None  # seconds until the first token
 
     @property
@@ -34,24 +34,24 @@ class Answer:
 
     @property
     def wait(self) -> float:
-        """Until the first token. Who was told everything at once waited for what others took."""
+        """Seconds until the first token; for an answer that was not streamed, those that other requests cost it."""
         return self.first if self.first is not None else max(0.0, self.seconds - self.alone)
 
 
 def answers(taken: Taken, pace: Pace) -> list[Answer]:
-    """Without those that failed."""
+    """Return the answers of a run, without failed requests."""
     return [Answer(record.ask.output_tokens, seconds_of(record), record.ended,
                    pace.seconds(taken.run, record.ask.output_tokens), record.first_token)
             for record in taken.records if not record.error]
 
 
 def seconds_of(record: Record) -> float:
-    """In the study's mode by the server's clock, which begins when a request is heard, as no client knows."""
+    """Return the latency; in the study's mode by the server's clock, which starts when a handler takes the request."""
     return record.latency if record.told_seconds is None else record.told_seconds
 
 
 def seconds_alone(records: Sequence[Record]) -> Points:
-    """The least of each length: whatever else happens on a machine only adds to it."""
+    """Return the lowest latency of each length: other activity on the machine only adds to it."""
     found: dict[float, float] = {}
     for record in records:
         if not record.error:
@@ -61,7 +61,7 @@ def seconds_alone(records: Sequence[Record]) -> Points:
 
 
 def pace_of(takens: Iterable[Taken]) -> Pace:
-    """From the runs that are made for it."""
+    """Return the pace from the runs of the part SOLO."""
     found = {(taken.run.policy, taken.run.workload): taken.records for taken in takens if taken.run.part == SOLO}
     alone = {key: seconds_alone(records) for key, records in found.items()}
     return Pace(alone.get((NOBATCH, "short"), ()), alone.get((FIXED, "short"), ()), alone.get((FIXED, "long"), ()),
@@ -69,7 +69,7 @@ def pace_of(takens: Iterable[Taken]) -> Pace:
 
 
 def rate(records: Sequence[Record]) -> float:
-    """Tokens a second, from the first question to the last answer."""
+    """Return tokens per second, from the first request to the last answer."""
     there = [record for record in records if not record.error]
     if not there:
         return nan
@@ -78,12 +78,12 @@ def rate(records: Sequence[Record]) -> float:
 
 
 def by_tokens(found: Sequence[Answer]) -> dict[float, float]:
-    """Mean latency for each number of tokens that was asked for."""
+    """Return the mean latency for each number of requested tokens."""
     return mean_by((answer.tokens, answer.seconds) for answer in found)
 
 
 def figures(found: Sequence[Answer]) -> dict[str, float]:
-    """Of a run with a beginning and an end."""
+    """Return the figures of a run with a fixed set of requests."""
     buckets, seconds = by_tokens(found), [answer.seconds for answer in found]
     tokens, line = sum(answer.tokens for answer in found), fitted(buckets)
     slowdowns = [answer.slowdown for answer in found]
@@ -92,8 +92,8 @@ def figures(found: Sequence[Answer]) -> dict[str, float]:
         **{f"latency_p{share}": percentile(seconds, share) for share in (50, 95, 99)},
         "slope": line.slope, "intercept": line.intercept, "correlation": line.correlation,
         "latency_per_token": mean([answer.seconds / answer.tokens for answer in found]),
-        "study_throughput": tokens / sum(seconds),  # its formula: tokens by seconds of requests
-        "tokens_per_second": tokens / max(answer.ended for answer in found),  # by the clock on the wall
+        "study_throughput": tokens / sum(seconds),  # the study's formula: tokens / request-seconds
+        "tokens_per_second": tokens / max(answer.ended for answer in found),  # wall-clock time
         "jain": jain([answer.tokens / answer.seconds for answer in found]),
         "slowdown": mean(slowdowns), "slowdown_p99": percentile(slowdowns, 99),
         "longest_wait": max(answer.wait for answer in found),
@@ -101,13 +101,13 @@ def figures(found: Sequence[Answer]) -> dict[str, float]:
 
 
 def window(records: Sequence[Record]) -> tuple[float, float]:
-    """In which requests were due, without its beginning."""
+    """Return the time window in which requests were due, without its first SETTLED."""
     last = max(record.due for record in records)
     return SETTLED * last, last
 
 
 def served(records: Sequence[Record]) -> float:
-    """Tokens a second."""
+    """Return the tokens per second that arrived within the window."""
     begin, end = window(records)
     return sum(tokens_in(record, begin, end) for record in records) / (end - begin)
 
@@ -118,12 +118,12 @@ def offered(records: Sequence[Record]) -> float:
 
 
 def per_token(found: Sequence[Answer]) -> float:
-    """The median of seconds for each token, waiting included."""
+    """Return the median of seconds per token, waiting included."""
     return median(answer.seconds / answer.tokens for answer in found) if found else nan
 
 
 def under_load(taken: Taken, pace: Pace) -> dict[str, float]:
-    """Of a run in which requests come all the time."""
+    """Return the figures of a run with requests arriving all the time."""
     found = answers(taken, pace)
     firsts = [answer.first for answer in found if answer.first is not None]
     last = max(record.due for record in taken.records)
@@ -138,7 +138,9 @@ def under_load(taken: Taken, pace: Pace) -> dict[str, float]:
 
 
 def with_users(taken: Taken, pace: Pace) -> dict[str, float]:
-    """Of a run in which so many wait for an answer all the time; the last ones, beside whom fewer do, do not count."""
+    """Return the figures of a run with a constant number of users.
+
+    The last answers, when fewer users are left, do not count for the latency."""
     found = answers(taken, pace)
     until = max(record.sent for record in taken.records)
     steady = [answer for answer in found if answer.ended <= until] or found
@@ -147,7 +149,9 @@ def with_users(taken: Taken, pace: Pace) -> dict[str, float]:
 
 
 def is_enough(done: Sequence[Taken]) -> bool:
-    """Whether a policy is at its end: twice in a row it did not keep up, or users wait twice as long as one alone."""
+    """Return whether further runs add nothing.
+
+    They do not once a policy failed to keep up twice in a row, or users wait more than twice as long as one alone."""
     part = done[-1].run.part
     if part in (SWEEP, SWEET):
         return len(done) > 1 and all(served(taken.records) < KEPT_UP * offered(taken.records) for taken in done[-2:])

@@ -1,7 +1,7 @@
-"""Which runs there are, in which turns, and what is asked in each. Pure: knows neither servers nor files.
+"""Runs of the study, their turns, and the requests of each.
 
 A turn is one server with one policy, and the runs that it serves one after the other. Policies take turns within a
-seed, so that what else happens on a machine meets all of them.
+seed, so that other activity on the machine affects all of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +29,8 @@ from benchmarks.study.policies import (
 from benchmarks.study.shapes import MEAN_SERVICE, TOGETHER_THERE, Shape
 
 SOLO, COMPAT, WORKLOAD, SWEEP, SWEET, USERS = "solo", "compat", "workload", "sweep", "sweet", "users"
-TOGETHER = "together"  # what those ask who tell how much is served when all are there
-PARTS = COMPAT, WORKLOAD, SWEEP, SWEET, USERS  # each needs what requests take alone
+TOGETHER = "together"  # workload that measures the throughput with all handlers busy
+PARTS = COMPAT, WORKLOAD, SWEEP, SWEET, USERS  # each needs the latency of single requests, from SOLO
 FEWEST = 24  # requests of a run, however low the rate
 EACH = 6  # requests of a user
 
@@ -39,7 +39,7 @@ Points = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much is measured."""
+    """Extent of the study."""
 
     seeds: int = 5
     presets: tuple[str, ...] = workloads.PRESETS
@@ -63,7 +63,7 @@ class Run:
     workload: str
     policy: str
     seed: int = 0
-    level: float = 0.0  # arrivals by what `none` can serve, or users
+    level: float = 0.0  # arrival rate relative to what `none` can serve, or number of users
 
     @property
     def is_compat(self) -> bool:
@@ -76,7 +76,7 @@ class Run:
 
     @property
     def concurrency(self) -> int | None:
-        """How many ask and wait; None: requests come at their moments."""
+        """Number of clients in a closed loop; None: an open loop."""
         if self.workload == TOGETHER:
             return HANDLERS
         return {SOLO: 1, USERS: int(self.level)}.get(self.part)
@@ -90,8 +90,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds that requests take alone, by tokens: without a cache, with one, and with a longer prompt. And what the
-    study's dynamic batching serves when it is full."""
+    """Latency of single requests by tokens: without a KV cache, with one, and with one and a longer prompt.
+
+    `together` is the throughput of the study's dynamic batching with all handlers busy."""
 
     compat: Points = ()
     short: Points = ()
@@ -107,19 +108,21 @@ class Pace:
         return self.short if run.workload in workloads.PRESETS else self.long
 
     def speed(self, run: Run) -> float:
-        """How many times faster the server is than the study's, so that the load is as heavy: in the study's mode with
-        as many at once as it takes, else alone, with a request of its figures' workload."""
+        """Return how many times faster the server is than the study's, to scale the load.
+
+        In the study's mode this compares the throughput with all handlers busy, otherwise the latency of single
+        requests of the workload `figure`."""
         if run.is_compat:
             return self.together / TOGETHER_THERE
         return MEAN_SERVICE / fmean(self.seconds(run, length) for length in workloads.FIGURE_LENGTHS)
 
     def is_known(self, part: str) -> bool:
-        """Whether runs of a part can be judged: not, if those that tell the pace were interrupted."""
+        """Return whether runs of a part can be evaluated: not if the runs that measure the pace were interrupted."""
         return bool(self.short and self.long and (self.compat or part != COMPAT))
 
     @property
     def mean_seconds(self) -> float:
-        """Of a request beyond the study's workloads."""
+        """Mean latency of a single request outside the study's workloads."""
         return fmean(interpolated(self.long, length) for length in workloads.LENGTHS)
 
 
@@ -145,7 +148,7 @@ class Plan:
                                          for level in levels))
 
     def groups(self, part: str) -> list[tuple[str, Sequence[str], Sequence[float]]]:
-        """Workload, policies and levels."""
+        """Return the workload, policies and levels of each group of turns."""
         scope, everybody = self.scope, with_windows(self.scope)
         match part:
             case "compat":
@@ -173,20 +176,20 @@ class Plan:
         return workloads.preset(run.workload, run.seed, scope.requests, scope.speed or self.pace.speed(run))
 
     def router(self, run: Run) -> dict[str, Any]:
-        """Settings."""
+        """Return the router's settings for a run."""
         mean_seconds = self.pace.mean_seconds if self.pace.long else 1.0
         house = House(self.scope.max_batch_size, mean_seconds)
         own = compat(run.policy) if run.is_compat else cached(run.policy, house)
         return {**self.shape.router, **own}
 
     def told(self, run: Run) -> Mapping[str, Any]:
-        """All that the records of a run depend on, to know later whether they are of the same run."""
+        """Return what the records of a run depend on, to check later whether stored ones are of the same run."""
         asks = self.asks(run)
         return {"router": self.router(run), "shard": dict(self.shape.shard), "requests": len(asks),
                 "tokens": sum(ask.output_tokens for ask in asks), "seconds": asks[-1].at or 0.0}
 
 
 def with_windows(scope: Scope) -> tuple[str, ...]:
-    """The policies, and behind the static one those with a window."""
+    """Return the policies; the static one is followed by those with a window."""
     return tuple(name for policy in scope.policies
                  for name in (policy, *(windows(scope.windows) if policy == "static" else ())))

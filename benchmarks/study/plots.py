@@ -1,6 +1,6 @@
-"""The plots of a shape, from its summary: first those of the effective-batching study, then ours.
+"""Plots of a shape, from its summary: first those of the effective-batching study, then weft's own.
 
-Says what is drawn where; looks.py says how it looks.
+looks.py has their style.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ from benchmarks.study.raw import Taken
 from benchmarks.study.timeline import timeline
 
 Told = Mapping[str, Any]
-OFFSETS = ((5, 4), (5, -11), (-5, 4), (-5, -11), (19, -3), (-19, -3), (5, 15), (5, -22))  # of words beside points
+OFFSETS = ((5, 4), (5, -11), (-5, 4), (-5, -11), (19, -3), (-19, -3), (5, 15), (5, -22))  # of labels from points
 TOKENS, LATENCY, TITLE = "# tokens requested", "request latency (s)", "Latency vs Requested Tokens"
 
 
 def draw(folder: Path, shape: str, told: Told, takens: Sequence[Taken]) -> list[Path]:
-    """Files, in the order in which they are shown."""
+    """Draw all plots and return their files, in display order."""
     return list(drawn(folder / "plots", shape, told, takens))
 
 
@@ -84,7 +84,7 @@ def by_tokens(path: Path, each: Told, title: str) -> Path:
 
 
 def fairness(path: Path, each: Told, title: str) -> Path:
-    """What is a hundred times as long with one policy as with another needs a logarithmic axis."""
+    """Plot fairness, slowdown and longest wait; the last two differ up to a hundredfold and have logarithmic axes."""
     drawing, (left, middle, right) = sheet(1, 3, 10.5, 4.6)
     bars(left, each, "jain", "fairness (1: all alike)", "Jain index of tokens/s")
     bars(middle, each, "slowdown", "slowdown (1: as if alone)", "latency / latency alone")
@@ -111,7 +111,7 @@ def bars(axes: Axes, each: Told, figure: str, title: str, unit: str) -> None:
 
 
 def rates(path: Path, told: Told, shape: str) -> Path:
-    """Without settings that were swept: they have a plot of their own."""
+    """Plot the figures by arrival rate, without the swept settings, which have a plot of their own."""
     each: Mapping[str, Levels] = told["policies"]
     shown = {policy: levels for policy, levels in each.items() if policy.partition("-")[0] not in SWEPT}
     drawing, axes = sheet(1, 3, 13.5, 5.0)
@@ -135,7 +135,7 @@ def rates(path: Path, told: Told, shape: str) -> Path:
 
 
 def sweet_spot(path: Path, each: Mapping[str, Levels], shape: str) -> Path:
-    """Throughput against latency: up and to the left is better. Each line is a policy at rising rates."""
+    """Plot throughput against latency: up and to the left is better. Each line is a policy at rising rates."""
     drawing, [axes] = sheet(width=9.4, height=6.0)
     swept = [policy for policy in each if policy.partition("-")[0] in SWEPT]
     settings = [policy.partition("-")[0] for policy in swept]
@@ -143,7 +143,7 @@ def sweet_spot(path: Path, each: Mapping[str, Levels], shape: str) -> Path:
     for policy, levels in each.items():
         points = [(1e3 * one["per_token_p50"].mean, one["tokens_per_second"].mean) for one in levels.values()]
         curve(axes, points, policy, list(each), **({"linewidth": 0.7, "alpha": 0.8} if policy in swept else {}))
-        if policy in swept and settings.count(policy.partition("-")[0]) > 1:  # else its marker tells it
+        if policy in swept and settings.count(policy.partition("-")[0]) > 1:  # a single value needs no label
             offset = next(offsets)
             axes.annotate(policy.partition("-")[2], points[-1], textcoords="offset points", xytext=offset, fontsize=9,
                           color=look_of(policy, list(each)).color, ha="left" if offset[0] > 0 else "right")

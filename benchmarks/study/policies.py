@@ -1,10 +1,10 @@
-"""The policies that are compared, by name, as settings of a router. Knows nothing of what is asked of them."""
+"""The compared batching policies, by name, as router settings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-STATIC = "static-"  # what follows is the window, in mean times that a request takes alone
+STATIC = "static-"  # prefix; the window follows, in mean latencies of a single request
 WINDOWS = 0.25, 1.0, 4.0
 STUDIED = "nobatch", "static", "dynamic"  # as the study calls them
 CACHED = "none", "static", "pause", "mixed"
@@ -14,21 +14,21 @@ VARIANTS = (  # mixed steps with one setting changed
     "batch-4", "batch-16", "batch-32", "stall-10", "stall-50", "stall-500",
     "prefill-128", "prefill-512", "prefill-1024")
 SHOWN = ("nobatch", "none", "static", "pause", "mixed", "dynamic", *VARIANTS)
-HANDLERS = 8  # that the study's server has
+HANDLERS = 8  # of the study's server
 WORDS = {"nobatch": "no batching", "dynamic": "dynamic batching", "mixed": "continuous, mixed steps",
          "pause": "continuous, pause", "none": "no batching"}
 
 
 @dataclass(frozen=True, slots=True)
 class House:
-    """What is the same for all policies of a shape."""
+    """Settings shared by all policies of a shape."""
 
     max_batch_size: int
-    mean_seconds: float = 1.0  # that a request takes alone
+    mean_seconds: float = 1.0  # mean latency of a single request
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """As they are shown: who batches less before who batches more, windows behind the one without."""
+    """Return the names in display order: from less to more batching, static windows after static without one."""
     def place(name: str) -> tuple[int, float]:
         kind = "static" if is_static(name) else name
         return SHOWN.index(kind), float(name.removeprefix(STATIC)) if name != kind else 0.0
@@ -44,7 +44,9 @@ def windows(names: Sequence[float]) -> tuple[str, ...]:
 
 
 def cached(name: str, house: House) -> dict[str, Any]:
-    """Of a policy beyond the study's own. No prompt is known from before, so that all policies do the same work."""
+    """Return the router settings of a policy outside the study's mode.
+
+    The prefix cache is off, so that all policies do the same work."""
     common = {"cache_scope": "off", "max_batch_size": house.max_batch_size}
     word, _, value = name.partition("-")
     if word in SWEPT:
@@ -61,7 +63,9 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
 
 
 def compat(name: str) -> dict[str, Any]:
-    """As the study has it: no cache, eight requests that are heard, and groups only of those that are alike."""
+    """Return the router settings of a policy in the study's mode.
+
+    These are: no KV cache, eight handlers, and static groups only of requests with equal lengths."""
     alike = {"static_equal_lengths": True} if name == "static" else {}
     return {"batching": name, "recompute": True, "cache_scope": "off", "dialect": "batching",
             "max_handlers": HANDLERS, **alike}

@@ -1,7 +1,7 @@
-"""Records of runs as files, there as a whole or not at all: a study that was interrupted goes on where it was.
+"""Records of runs as files, which are written atomically: an interrupted study can be resumed.
 
-The first line tells the run, its settings and where it was made, each other line a request. Times are seconds; those
-between tokens are milliseconds, since they are many.
+The first line holds the run, its settings, date, hardware and versions, each further line a request. Times are seconds;
+those between tokens are milliseconds, to keep the files small.
 """
 
 import json
@@ -15,18 +15,18 @@ from typing import Any
 from benchmarks.bench.record import Ask, Record
 from benchmarks.study.plan import COMPAT, Run
 
-PLACES = 4  # digits behind the point of a second
+PLACES = 4  # decimals of seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What was measured in a run."""
+    """Records of a run, with its settings and environment."""
 
     run: Run
     settings: Mapping[str, Any]
     made: Mapping[str, Any]  # date, hardware and versions
     records: list[Record]
-    stats: Mapping[str, Any] = field(default_factory=dict)  # what the server told about it
+    stats: Mapping[str, Any] = field(default_factory=dict)  # the server's own counters
 
 
 class Raw:
@@ -37,7 +37,7 @@ class Raw:
         return self._folder / run.part / f"{run.name}.jsonl"
 
     def write(self, taken: Taken) -> Taken:
-        """As it is read later, so that what follows from it is the same then."""
+        """Write a run and return it as read back: rounded, so that figures are the same when it is read later."""
         path = self.path(taken.run)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")
@@ -46,7 +46,7 @@ class Raw:
         return read(path)
 
     def read(self, run: Run, settings: Mapping[str, Any], machine: str) -> Taken | None:
-        """What is there of the same run. Raises ValueError if it is of another."""
+        """Return the stored run, or None. Raises ValueError if it has other settings or is of another machine."""
         path = self.path(run)
         if not path.exists():
             return None
@@ -67,7 +67,7 @@ def lines(taken: Taken) -> Iterator[str]:
 
 
 def line(record: Record) -> dict[str, Any]:
-    """Without the prompt, which its seed makes again."""
+    """Return a record for JSON, without the prompt, which its seed reproduces."""
     ask = record.ask
     told: dict[str, Any] = {
         "number": ask.number, "asked": ask.output_tokens, "sent": round(record.sent, PLACES),
@@ -93,7 +93,7 @@ def read(path: Path) -> Taken:
 
 
 def record_of(told: Mapping[str, Any], *, is_open: bool) -> Record:
-    """Older files have an `at` of 0 also where nobody knew one."""
+    """Parse a record. `at` is ignored in a closed loop, where older files have 0."""
     times = array("d")
     if "first" in told:
         times.extend(accumulate((gap / 1e3 for gap in told["gaps_ms"]), initial=told["first"]))

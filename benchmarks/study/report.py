@@ -1,4 +1,4 @@
-"""What a study says in words: the summary table, and the page of its folder. Markdown from the summary."""
+"""Report of a study as Markdown: the summary tables, and the README of its folder."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
@@ -12,7 +12,7 @@ from benchmarks.study.policies import words
 
 Told = Mapping[str, Any]
 Cells = Sequence[str]
-COLUMNS = (  # of a run with a beginning and an end
+COLUMNS = (  # of a run with a fixed set of requests
     ("mean latency s", "mean_latency", 2), ("p50 s", "latency_p50", 2), ("p95 s", "latency_p95", 2),
     ("p99 s", "latency_p99", 2), ("s per token", "latency_per_token", 3), ("tokens/s", "tokens_per_second", 1),
     ("original's throughput", "study_throughput", 2), ("slope s/token", "slope", 4), ("r", "correlation", 3),
@@ -40,7 +40,7 @@ def grid(head: Cells, rows: Sequence[Cells]) -> str:
 
 
 def table(told: Told) -> str:
-    """Of all shapes and parts."""
+    """Return the tables of all shapes and parts."""
     return "\n\n".join(part for shape, one in told["shapes"].items() for part in of_shape(shape, one))
 
 
@@ -91,7 +91,7 @@ def static_words(told: Told) -> str:
 
 
 def failures(told: Mapping[str, int]) -> str:
-    """What failed counts for no latency: a policy that refuses would look fast."""
+    """Return a sentence on failed requests: they count for no latency, so a policy that rejects would look fast."""
     return "" if not told else "Failed requests, which are left out of all latencies: " + ", ".join(
         f"{count} in {name}" for name, count in told.items()) + "."
 
@@ -107,20 +107,20 @@ def with_versions(made: Told) -> str:
 
 
 def with_stolen(made: Sequence[Told]) -> str:
-    """Whether runs had the processors for themselves, on a virtual machine."""
+    """Return a sentence on the steal time of a virtual machine during the runs; empty if there was none."""
     shares = [100 * one.get("stolen", 0.0) for one in made]
     return (f"While runs were measured, others had {fmean(shares):.1f} % of this virtual machine's processors; in the "
             f"worst run {max(shares):.1f} %.") if any(shares) else ""
 
 
 def sources(made: Sequence[Told]) -> list[Told]:
-    """Each command once, with day and machine."""
+    """Return date, hardware, versions and command, each combination once."""
     found = [{name: one[name] for name in ("date", "hardware", "versions", "command")} for one in made]
     return [one for number, one in enumerate(found) if one not in found[:number]]
 
 
 def page(told: Told, made: Sequence[Told], plots: Sequence[Path], folder: Path) -> str:
-    """README.md of the folder, whose records may come from several commands."""
+    """Return README.md of the folder, whose records may be from several commands."""
     where = [f"- {one['date']}, `{one['command']}`, on {one['hardware']}, with {with_versions(one)}"
              for one in sources(made)]
     studied = any(COMPAT in one for one in told["shapes"].values())

@@ -1,4 +1,4 @@
-"""Who was where when: the slots of a batch over time. Pure."""
+"""Slots of a batch over time: which request ran in which slot."""
 
 from collections.abc import Iterable
 from heapq import heappop, heappush
@@ -14,7 +14,7 @@ class Seat(NamedTuple):
 
 
 def seats(stays: Iterable[tuple[float, float]]) -> list[Seat]:
-    """Whoever comes takes the lowest slot that is free."""
+    """Assign each request, in order of begin, the lowest free slot."""
     taken: list[tuple[float, int]] = []
     free: list[int] = []
     found = []
@@ -28,5 +28,5 @@ def seats(stays: Iterable[tuple[float, float]]) -> list[Seat]:
 
 
 def stays(records: Iterable[Record]) -> list[tuple[float, float]]:
-    """From the first token to the last."""
+    """Return the times of first and last token of each streamed request."""
     return [(record.times[0], record.times[-1]) for record in records if record.times]

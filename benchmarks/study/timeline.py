@@ -1,4 +1,4 @@
-"""The time line of a batch: who sat in which slot when, for each policy with the same requests below each other."""
+"""Timeline of a batch: which request ran in which slot when, with a panel for each policy with the same requests."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +11,14 @@ from benchmarks.study.policies import words
 from benchmarks.study.raw import Taken
 from benchmarks.study.seats import seats, stays
 
-ALONE = ("none", "nobatch")  # goes on for much longer: only its beginning is shown
+ALONE = ("none", "nobatch")  # take much longer: only the beginning is shown
 SHOWN = ("none", "static", "pause", "mixed")
 ROOM = 1.03
 GREYS = "#c6dbef", "#6baed6", "#2171b5", "#9ecae1"  # neighbours differ in grey as well
 
 
 def timeline(path: Path, takens: Sequence[Taken]) -> Path:
-    """Of the first seed."""
+    """Plot the timelines of the first seed."""
     first = min(taken.run.seed for taken in takens)
     found = {taken.run.policy: taken for taken in takens if taken.run.seed == first}
     shown = [found[policy] for policy in SHOWN if policy in found] or list(found.values())

@@ -1,7 +1,7 @@
-"""What is asked and when: the three workloads of the effective-batching study, and ours for rates and for users.
+"""Requests and their times: the three workloads of the effective-batching study, and weft's own for rates and users.
 
-The same seed gives the same asks. `speed` divides all times, so that a server that is faster than the study's gets a
-load as heavy in relation. Knows no server.
+The same seed gives the same requests. `speed` divides all times, so that a server that is faster than the study's gets
+an equally heavy load.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from benchmarks.bench.record import Ask
 
 FIGURE_LENGTHS = tuple(range(5, 150, 5))
 HEAD_LENGTHS = 1, 25, 100
-README_MEAN, README_DEVIATION, README_MOST = 100, 50, 200  # the study says "normal, from 1 to 200" and no more
+README_MEAN, README_DEVIATION, README_MOST = 100, 50, 200  # the study only specifies "normal, from 1 to 200"
 BURST = 5
 LENGTHS = tuple(range(8, 65, 8))  # of answers under load, beyond the study's
 LETTERS = "abcdefghijklmnopqrstuvwxyz    "
@@ -23,7 +23,7 @@ PRESETS = "figure", "readme", "head"
 
 
 def figure(random: Random) -> Iterator[tuple[float, int]]:
-    """Pause before a request, and its tokens. Every length ten times, shuffled; bursts of five."""
+    """Yield the pause before each request, and its tokens: every length ten times, shuffled, in bursts of five."""
     lengths = [length for length in FIGURE_LENGTHS for _ in range(10)]
     random.shuffle(lengths)
     for number, length in enumerate(lengths):
@@ -31,14 +31,14 @@ def figure(random: Random) -> Iterator[tuple[float, int]]:
 
 
 def readme(random: Random) -> Iterator[tuple[float, int]]:
-    """About one a second."""
+    """Yield the pause before each request, a second on average, and its tokens."""
     while True:
         length = round(random.gauss(README_MEAN, README_DEVIATION))
         yield random.uniform(0, 2), min(max(length, 1), README_MOST)
 
 
 def head(random: Random) -> Iterator[tuple[float, int]]:
-    """What the study's client asks unless told otherwise."""
+    """Yield the pause before each request, and its tokens, as the study's client does by default."""
     while True:
         yield random.uniform(0, 1), random.choice(HEAD_LENGTHS)
 
@@ -56,14 +56,15 @@ def preset(name: str, seed: int, requests: int, speed: float) -> list[Ask]:
 
 
 def poisson(seed: int, requests: int, rate: float, size: int) -> list[Ask]:
-    """So many a second, whoever waits."""
+    """Return requests for an open loop with `rate` arrivals per second."""
     moments = arrivals.poisson(rate, Random(seed))
     return [replace(ask, at=at) for ask, at in zip(closed(seed, requests, size), moments, strict=False)]
 
 
 def closed(seed: int, requests: int, size: int) -> list[Ask]:
-    """For users that ask again when they were answered, with prompts of so many letters that hardly two are alike. All
-    lengths come equally often, so that seeds differ in order and not in work."""
+    """Return requests for a closed loop, with random prompts of `size` letters.
+
+    All lengths are equally frequent, so that seeds differ in order and not in work."""
     random = Random(seed)
     lengths = [LENGTHS[number % len(LENGTHS)] for number in range(requests)]
     random.shuffle(lengths)
@@ -71,7 +72,7 @@ def closed(seed: int, requests: int, size: int) -> list[Ask]:
 
 
 def alike(requests: int) -> list[Ask]:
-    """As long as those of the figures are on average, so that who begins together ends together."""
+    """Return requests of equal length, the mean of FIGURE_LENGTHS, so that those that start together end together."""
     return [Ask(number, f"Request {number}", round(fmean(FIGURE_LENGTHS))) for number in range(requests)]
 
 
@@ -80,7 +81,7 @@ def letters(random: Random, size: int) -> str:
 
 
 def alone(kind: str, repeat: int, size: int) -> list[Ask]:
-    """One after the other, to know what a request takes when nobody else is there."""
+    """Return requests to be sent one after the other, to measure the latency of single requests."""
     if kind == "long":
         random = Random(0)
         return [Ask(number, letters(random, size), length) for number, length in enumerate(LENGTHS * repeat)]
