@@ -1,4 +1,4 @@
-"""The two files of an adapter as bytes, made without torch or peft: what sources have and stores keep.
+"""The two files of a LoRA adapter as bytes, made without torch or peft.
 
     files = adapter_files(seed=1)
     write(folder, files)
@@ -18,7 +18,7 @@ Q, V = "base_model.model.model.layers.0.self_attn.q_proj", "base_model.model.mod
 
 
 def adapter_files(seed: int = 0, rank: int = 4, width: int = 16, **config: Any) -> dict[str, bytes]:
-    """Of two products. Those of two seeds differ."""
+    """Return config and weights of an adapter of two linears; different seeds give different weights."""
     shapes = {f"{module}.lora_{part}.weight": [rank, width] if part == "A" else [width, rank]
               for module in (Q, V) for part in "AB"}
     settings = {"peft_type": "LORA", "base_model_name_or_path": "org/base", "r": rank, "lora_alpha": 8,
@@ -27,7 +27,7 @@ def adapter_files(seed: int = 0, rank: int = 4, width: int = 16, **config: Any) 
 
 
 def tensors(shapes: Mapping[str, list[int]], seed: int = 0) -> bytes:
-    """A file with float32 tensors of these shapes."""
+    """Return a safetensors file with random float32 tensors of these shapes."""
     random, header, numbers = Random(seed), {}, b""
     for name, shape in shapes.items():
         begin, count = len(numbers), shape[0] * shape[1]
@@ -44,10 +44,10 @@ def write(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def kept(store: Path) -> set[str]:
-    """Names of versions."""
+    """Return the names of all versions in an adapter store."""
     return {path.name for path in (store / "versions").iterdir()}
 
 
 def left_over(store: Path) -> list[Path]:
-    """What is on its way, or was."""
+    """Return the unfinished and abandoned downloads of an adapter store."""
     return list((store / "incoming").iterdir())

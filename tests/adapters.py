@@ -1,4 +1,4 @@
-"""Adapters on disk, written by peft itself: what tests load, and their oracle.
+"""Adapters on disk, written by peft, and the same adapters loaded by peft as an oracle.
 
     adapter = tiny_adapter(base, rank=4, target_modules=["q_proj"])
     oracle = with_adapter(base, adapter)
@@ -20,12 +20,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-SPREAD = 0.3  # of an adapter's values: what it says is far from what its base says
+SPREAD = 0.3  # scale of an adapter's weights: its output differs clearly from that of its base model
 
 
 def tiny_adapter(base: Path, *, seed: int = 0, dtype: str = "float32", **config: Any) -> Path:
-    """A folder beside that of the base. `config` is that of peft; every linear but the head is a target unless it says
-    otherwise."""
+    """Write an adapter beside the folder of `base`, unless the same one exists, and return its folder.
+
+    `config` are fields of peft's `LoraConfig`; by default every linear but the head is a target.
+    """
     asked = json.dumps([seed, dtype, config], sort_keys=True)
     target = base.parent / f"{base.name}-adapter-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
     if not target.exists():
@@ -43,7 +45,7 @@ def tiny_adapter(base: Path, *, seed: int = 0, dtype: str = "float32", **config:
 
 
 def linears(model: nn.Module) -> list[str]:
-    """Names of all linears but the head."""
+    """Return the names of all linears but the head."""
     names = {name.rsplit(".", maxsplit=1)[-1] for name, part in model.named_modules()
              if isinstance(part, nn.Linear | Conv1D)}
     return sorted(names - {"lm_head", "embed_out"})
@@ -51,7 +53,7 @@ def linears(model: nn.Module) -> list[str]:
 
 @contextmanager
 def unwarned() -> Iterator[None]:
-    """transformers warns peft of what will be gone some day."""
+    """Suppress the deprecation warnings that peft gets from transformers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -59,7 +61,7 @@ def unwarned() -> Iterator[None]:
 
 @lru_cache(maxsize=4)
 def with_adapter(base: Path, adapter: Path | None) -> PreTrainedModel:
-    """It goes on beyond the end token."""
+    """Load the base model, with the adapter if there is one; generation does not stop at the end token."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype="float32")
     model.generation_config.eos_token_id = None
     if adapter is None:

@@ -1,4 +1,4 @@
-"""Sequences with random queries, keys and values, a cache for them, and what attention makes of their steps."""
+"""Random sequences with a KV cache, and the attention output of their steps."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ LAYER = 1
 
 @dataclass(frozen=True)
 class Part:
-    """Tokens of one sequence."""
+    """Queries, keys and values of one sequence, and its blocks."""
 
     queries: Tensor  # [length, heads, head_dim]
     keys: Tensor  # [length, kv_heads * head_dim]
@@ -32,7 +32,7 @@ class Part:
         return Span(row, start, end - start, self.blocks)
 
 
-Run = tuple[Part, int, int]  # from which position to which
+Run = tuple[Part, int, int]  # a chunk: sequence, first position, end position
 
 
 class Scene:
@@ -53,7 +53,7 @@ class Scene:
                             for size in sizes))
 
     def place(self, queries: Tensor, keys: Tensor, values: Tensor) -> Part:
-        """In blocks that nobody has."""
+        """Return a sequence that has newly allocated blocks; nothing is written to the cache yet."""
         blocks = [self._free.pop() for _ in range(-(-len(queries) // self.cache.block_size))]
         return Part(queries, keys, values, blocks)
 
@@ -61,14 +61,14 @@ class Scene:
         return self.place(part.queries, part.keys, part.values)
 
     def soil(self, value: float) -> None:
-        """What stands in all blocks but the zero block."""
+        """Fill all blocks but the zero block with `value`."""
         first = self.cache.zero_block * self.cache.block_size
         for rows in self.cache.keys + self.cache.values:
             rows[:first] = value
             rows[first + self.cache.block_size:] = value
 
     def blot(self, part: Part, value: float) -> None:
-        """What stands in its blocks."""
+        """Fill the blocks of `part` with `value`."""
         slots = self.slots(part, 0, len(part.blocks) * self.cache.block_size)
         for rows in self.cache.keys + self.cache.values:
             rows[slots] = value
@@ -80,8 +80,10 @@ class Scene:
         return integers(self.cache.slots(part.blocks, start, end)).to(self.cache.device)
 
     def step(self, decodes: Iterable[tuple[Part, int]] = (), chunks: Iterable[Run] = ()) -> list[Tensor]:
-        """What each gets, [tokens, heads * head_dim]; a decode is given by its position. Clones, since the next step
-        may write over them."""
+        """Return the attention output of each decode and chunk, [tokens, heads * head_dim].
+
+        A decode is a sequence and its position. The outputs are copies, since the next step may overwrite the buffer.
+        """
         runs, num_decodes = [(part, at, at + 1) for part, at in decodes], len(list(decodes))
         runs += chunks
         spans: list[Span] = []

@@ -13,7 +13,7 @@ from shard.simulated import SimulatedWorker
 
 @asynccontextmanager
 async def bare_shards(folder: Path, world_size: int = 1, **model: Any) -> AsyncIterator[list[str]]:
-    """Their addresses, by rank."""
+    """Start one shard per rank and yield the addresses by rank."""
     configs = [ShardConfig(f"unix:{folder}/shard-{rank}.sock", rank, world_size, simulated=SimulatedConfig(**model))
                for rank in range(world_size)]
     async with AsyncExitStack() as stack:

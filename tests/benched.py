@@ -1,4 +1,4 @@
-"""Runs of a benchmark that were never measured: answers at even distances, and results of them."""
+"""Synthetic benchmark runs: records of responses with evenly spaced tokens, and results of such records."""
 
 from array import array
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ WINDOW = 0.0, 10.0
 
 
 def answer(sent: float = 0.0, first: float = 0.1, gap: float = 0.01, tokens: int = 5, **others: Any) -> Record:
-    """It ends with its last token."""
+    """Return the record of a streamed response that ends with its last token."""
     times = array("d", [sent + first + gap * place for place in range(tokens)])
     ask = Ask(others.pop("number", 1), "hello", tokens, adapter=others.pop("adapter", ""))
     return Record(ask, sent, times[-1], times, tokens, status=200, **others)
 
 
 def whole(sent: float = 0.0, ended: float = 1.0, tokens: int = 5) -> Record:
-    """An answer that was not streamed."""
+    """Return the record of a response that was not streamed."""
     return Record(Ask(1, "hello", tokens), sent, ended, num_tokens=tokens, status=200)
 
 
@@ -36,7 +36,7 @@ def result(records: Sequence[Record], name: str = "A", goal: Goal | None = None,
 
 
 def run(name: str = "A", gap: float = 0.01) -> Result:
-    """Answers of 5 to 44 tokens, of which one was refused."""
+    """Return a result of 40 responses of 5 to 44 tokens and one rejected request."""
     records = [answer(sent=0.2 * number, first=0.05 + number / 1000, gap=gap, tokens=5 + number, number=number)
                for number in range(40)]
     return result([*records, refusal(1.0)], name)

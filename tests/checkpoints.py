@@ -1,11 +1,11 @@
-"""Small random models as a folder on disk, written by transformers' own classes: what tests load, and their oracle.
+"""Small random checkpoints on disk, written by transformers, which also loads them as an oracle.
 
     folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "llama", rope_parameters=LLAMA3, dtype="bfloat16")
     oracle = AutoModelForCausalLM.from_pretrained(folder)
 
-The same call makes the same model, and makes it once below the folder it is given. The values are such that a mistake
-shows: norms and biases are not at their beginning, logits are far apart, every head matters. The logit of END is 0, so
-greedy output never ends by itself; for output that does, give `eos_token_id`.
+The same arguments make the same model; it is written once per folder. The weights are chosen so that a mistake changes
+the output: norms and biases differ from their initial values, logits are far apart, every head matters. The logit of
+END is 0, so greedy generation never stops by itself; pass another `eos_token_id` to make it stop.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ from transformers.utils.logging import disable_progress_bar
 disable_progress_bar()
 
 VOCABULARY_SIZE = 512
-TOKENIZER_SIZE = 480  # as with many real models the logits are wider
+TOKENIZER_SIZE = 480  # smaller than the logits, as in many real models
 BEGIN, END = 0, 1
 FAMILIES = {
     "falcon": (FalconConfig, FalconForCausalLM, {"new_decoder_architecture": True, "num_kv_heads": 2}),
@@ -105,7 +105,7 @@ FAMILIES = {
     "cohere": (CohereConfig, CohereForCausalLM, {"logit_scale": 1.5}),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
 }
-FOREIGN = {  # families that we have no file for
+FOREIGN = {  # families without a file in shard/models, which run through the transformers fallback
     "cohere2": (Cohere2Config, Cohere2ForCausalLM, {
         "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"], "logit_scale": 1.0}),
     "glm": (GlmConfig, GlmForCausalLM, {"pad_token_id": 0, "head_dim": 32}),
@@ -126,8 +126,8 @@ ENCODER_SIZES = {
     "max_position_embeddings": 160}
 EMBEDDINGS = (
     "embed_tokens", "embed_in", "word_embeddings", "position_embeddings", "token_type_embeddings", "wte", "wpe")
-FROM_ONE = ("gemma", "gemma2", "gemma3")  # whose norms add one to their weights
-TIED = (*FROM_ONE, "cohere")  # unless they are told otherwise
+FROM_ONE = ("gemma", "gemma2", "gemma3")  # families whose norms add one to their weights
+TIED = (*FROM_ONE, "cohere")  # families whose embeddings are tied by default
 SIZES = {
     "vocab_size": VOCABULARY_SIZE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "bos_token_id": BEGIN,
@@ -154,9 +154,12 @@ LINES = (
 
 def tiny_checkpoint(folder: Path, family: str = "llama", *, dtype: str = "float32", indexed: bool = False,
                     older: bool = False, seed: int = 0, **changes: Any) -> Path:
-    """A folder below `folder` with a whole model. `changes` are fields of the family's config: sizes, biases,
-    `tie_word_embeddings`, `rope_parameters`. `indexed`: in several files, with an index. `older`: config.json in the
-    words of transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`), in which most checkpoints are written."""
+    """Write a checkpoint below `folder`, unless the same one exists, and return its path.
+
+    `changes` are fields of the family's config: sizes, biases, `tie_word_embeddings`, `rope_parameters`. With `indexed`
+    the weights are in several files with an index. With `older` config.json has the field names of transformers 4
+    (`rope_theta`, `rope_scaling`, `torch_dtype`), as in most published checkpoints.
+    """
     asked = json.dumps([family, dtype, indexed, older, seed, changes], sort_keys=True)
     target = folder / f"{family}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
     if not target.exists():
@@ -186,7 +189,7 @@ def random_model(family: str, dtype: torch.dtype, seed: int, changes: dict[str, 
 
 def tiny_encoder(folder: Path, family: str = "bert", *, dtype: str = "float32", labels: bool = False, seed: int = 0,
                  **changes: Any) -> Path:
-    """The same for an encoder; with `labels` it tells those of LABELS."""
+    """Write an encoder as `tiny_checkpoint` writes a decoder; with `labels`, a token classifier for LABELS."""
     asked = json.dumps([family, dtype, labels, seed, changes], sort_keys=True)
     target = folder / f"{family}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
     if not target.exists():
@@ -210,7 +213,7 @@ def random_encoder(family: str, dtype: torch.dtype, seed: int, changes: dict[str
 
 
 def distribution(name: str, shape: Iterable[int]) -> tuple[float, float]:
-    """Mean and standard deviation of a parameter's values."""
+    """Return the mean and standard deviation of a parameter's values."""
     *_, width = shape
     if name.endswith("bias"):
         return 0.0, 0.5
@@ -222,8 +225,11 @@ def distribution(name: str, shape: Iterable[int]) -> tuple[float, float]:
 
 
 def as_tied(name: str, middle: float, spread: float) -> tuple[float, float]:
-    """Not every token shall be followed by itself, so embeddings are small beside what layers add, and the last norm
-    makes logits large."""
+    """Return the mean and standard deviation for a model with tied embeddings.
+
+    Tied embeddings would make every token predict itself. So they are small compared with what the layers add, and the
+    last norm makes the logits large.
+    """
     if "embed_tokens" in name:
         return middle, spread / 8
     return {"model.norm.weight": 6.0}.get(name, 2.0 if ".post_" in name else middle), spread
@@ -232,7 +238,7 @@ def as_tied(name: str, middle: float, spread: float) -> tuple[float, float]:
 def rewrite_as_older(path: Path) -> None:
     config = json.loads(path.read_text())
     if rope := config.pop("rope_parameters", None):
-        if "sliding_attention" in rope:  # told apart by the kind of layer
+        if "sliding_attention" in rope:  # one set of parameters per layer type
             config["rope_local_base_freq"], rope = rope["sliding_attention"]["rope_theta"], rope["full_attention"]
         config |= {name: rope.pop(name) for name in ("rope_theta", "partial_rotary_factor") if name in rope}
         config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
@@ -242,7 +248,7 @@ def rewrite_as_older(path: Path) -> None:
 
 
 def write_tokenizer(folder: Path, vocabulary_size: int = TOKENIZER_SIZE) -> None:
-    """tokenizer.json of byte-level BPE that begins every text with BEGIN, and tokenizer_config.json."""
+    """Write tokenizer.json, a byte-level BPE that begins every text with BEGIN, and tokenizer_config.json."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

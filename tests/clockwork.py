@@ -1,5 +1,8 @@
-"""The real core against a shard that is nothing but a cost model, under a virtual clock: fast enough for long runs.
-What a shard would say is made up on the spot; laws are checked in world.py, here only figures are taken."""
+"""Simulation of the real scheduler under a virtual clock, with a cost model in place of the shards.
+
+The simulation is fast enough for long runs. All generated tokens are the same constant. Laws are checked in `world.py`;
+this module only collects figures.
+"""
 
 import heapq
 import random
@@ -20,7 +23,7 @@ from router.story import RUNNING, Story
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The true coefficients, in seconds: a step, a row, a prompt token, a cache place read."""
+    """True cost coefficients of the simulated shard, in seconds per step, row, prompt token and cache slot read."""
 
     per_step: float
     per_row: float
@@ -41,12 +44,12 @@ class Model:
 
 @dataclass(slots=True)
 class Taken:
-    """A step that was answered."""
+    """Record of one step."""
 
     plan: Plan
     sent_at: float
     load: Load
-    chunk_load: Load  # the part of the load that its chunks are
+    chunk_load: Load  # the part of `load` that comes from prompt chunks
     seconds: float
     is_outlier: bool
     ended_at: float
@@ -61,13 +64,13 @@ class Life:
     ended_at: float | None = None
     token_times: list[float] = field(default_factory=list)
     story: Story | None = None
-    foreseen: float = 0.0  # seconds that it was told to wait when it came
+    foreseen: float = 0.0  # predicted wait at arrival, in seconds
     is_refused: bool = False
     is_expired: bool = False
 
     @property
     def before_start(self) -> float:
-        """Seconds until it ran for the first time."""
+        """Seconds from arrival to the first step of the request."""
         assert self.story is not None
         started = next(start for cause, start, _ in self.story.intervals(inf) if cause in RUNNING)
         return started - self.arrival
@@ -79,13 +82,15 @@ class Life:
 
 
 class Clockwork:
+    """Event loop of the simulation: requests arrive, the scheduler plans steps, the cost model times them."""
+
     def __init__(self, policy: Policy, model: Model, num_blocks: int = 40_000, *, seed: int = 0, block_size: int = 16,
                  latency: float = 0.0, foresee: bool = False,
                  luck: Callable[[random.Random], tuple[float, bool]] = lambda _: (1.0, False),
                  core: Callable[[Policy, ModelFacts], Scheduler] = Scheduler) -> None:
         self.policy, self.model, self.luck = policy, model, luck
         self.foresee = foresee
-        self.latency = latency  # of every message, each way
+        self.latency = latency  # seconds that every message travels, each way
         self.random = random.Random(seed)
         self.now = 0.0
         facts = model.facts(num_blocks, block_size)
@@ -104,7 +109,7 @@ class Clockwork:
         heapq.heappush(self._arrivals, (at, next(self._tickets), request))
 
     def assume(self, factor: float) -> None:
-        """Let the core believe that everything takes this many times what it does."""
+        """Multiply the coefficients of the scheduler's cost model by `factor`, so that its predictions are wrong."""
         a, b, c, d = (value * factor for value in self.core.costs.coefficients)
         self.core.costs = CostModel((a, b, c, d))
 
@@ -116,7 +121,7 @@ class Clockwork:
         return self
 
     def _advance(self) -> None:
-        """To the next arrival, the next answer or the next moment at which somebody's time runs out."""
+        """Advance the clock to the next arrival, step result or wake-up time of the scheduler, and handle it."""
         answered = self._under_way[0].heard_at if self._under_way else inf
         wake_at = self.core.wake_at
         if wake_at is not None and wake_at <= min(answered, self._arrivals[0][0] if self._arrivals else inf):

@@ -1,6 +1,6 @@
-"""A collector of traces in this process, as OpenTelemetry's protocol has it, and what it was sent.
+"""OTLP trace collector that runs in the test process and records all spans.
 
-Whoever imports this is skipped where the extra `otel` is not installed.
+Test modules that import this are skipped if the extra `otel` is not installed.
 """
 
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ import pytest
 messages = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
 services = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc")
 pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc.trace_exporter")
-PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"  # the example of W3C
-ERROR, SERVER = 2, 2  # a status, a kind
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"  # the example in W3C's specification
+ERROR, SERVER = 2, 2  # a span's status code and a span's kind
 
 
 @dataclass
 class Collected:
-    """A span as it came, and what was said of the process that sent it."""
+    """A received span and the resource attributes of the process that sent it."""
 
     span: Any
     resource: dict[str, Any]
@@ -52,7 +52,7 @@ class Collected:
 
 class Collector:
     def __init__(self, refusal: Any = None) -> None:
-        """With a refusal, a status of gRPC, nothing gets through."""
+        """Record all spans; with `refusal`, a gRPC status code, reject every call instead."""
         self.spans: list[Collected] = []
         self.num_calls = 0
         self.refusal = refusal
@@ -74,7 +74,7 @@ class Collector:
         return found
 
     def below(self, parent: Collected) -> list[Collected]:
-        """As they began."""
+        """Return the children of a span in the order of their start times."""
         found = [span for span in self.spans if span.parent == parent.traceparent]
         return sorted(found, key=lambda span: span.times)
 
@@ -90,7 +90,7 @@ def value_of(value: Any) -> Any:
 
 @contextmanager
 def collecting(refusal: Any = None) -> Iterator[tuple[Collector, str]]:
-    """A collector and its address."""
+    """Start a collector; yield the collector and its address."""
     collector = Collector(refusal)
     with ThreadPoolExecutor(1) as threads:
         server = grpc.server(threads)

@@ -1,4 +1,4 @@
-"""What holds for every test: nothing is left behind, nothing blocks an event loop, nothing is random unless asked.
+"""Checks that apply to every test: no leaked resources, no blocked event loop, no randomness unless asked for.
 
     pytest           all tests but the long ones, those with official clients and those on a GPU
     pytest -m long   the long ones, with new schedules every time
@@ -34,10 +34,10 @@ from proc import child_pids, command_line
 from remembering import KEPT
 
 if not Path("/dev/nvidiactl").exists():  # there is no GPU: kernels are interpreted
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # looked at when triton is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 PR_SET_CHILD_SUBREAPER = 36
-PATIENCE = 10.0  # seconds for what is ending already, such as a thread after its last task
-BLOCKING = (  # what waits, and when it does not
+PATIENCE = 10.0  # seconds to wait for leftovers that are already ending, such as a thread after its last task
+BLOCKING = (  # blocking calls, each with the case in which the call returns at once
     (time, "sleep", lambda *_: False),
     (subprocess.Popen, "wait", lambda process, *_, **__: process.returncode is not None),
     (subprocess.Popen, "communicate", lambda *_, **__: False),
@@ -46,15 +46,15 @@ BLOCKING = (  # what waits, and when it does not
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children would inherit it
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; child processes inherit this
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.option.markexpr = config.option.markexpr or "not long and not clients and not gpu"
     # The other method raises from a signal handler, which uvloop swallows: a test that hangs would hang for ever.
     config.option.timeout_method = "thread"
-    # Fixed examples, so that a red test is the fault of the change at hand; `-m long` looks for new ones.
+    # Fixed examples, so that a failing test is caused by the current change; `-m long` searches for new ones.
     hypothesis.settings.register_profile(
         "weft", deadline=None, database=None, print_blob=True, derandomize=config.option.markexpr != "long",
-        phases=set(hypothesis.Phase) - {hypothesis.Phase.explain})  # which traces every line
+        phases=set(hypothesis.Phase) - {hypothesis.Phase.explain})  # explain traces every line, which is slow
     hypothesis.settings.load_profile("weft")
     for owner, name, returns_at_once in BLOCKING:
         setattr(owner, name, never_in_a_loop(getattr(owner, name), returns_at_once))
@@ -62,21 +62,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection() -> None:
-    """Garbage is no affair of those who import."""
+    """Disable the garbage collector while test modules are imported."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Nobody needs what a worker finds out about the times of large steps. What was imported for all tests is not
-    looked through for garbage after each, nor what earlier ones left."""
+    """Shorten the warmup of workers, prepare Triton's interpreter, and freeze all imported objects.
+
+    No test needs a worker's measurements of large steps. The garbage collector does not scan frozen objects, so
+    collecting after each test is fast.
+    """
     if (warmup := sys.modules.get("shard.warmup")) is not None:
         warmup.PATIENCE["cpu"] = warmup.BRIEF = 0.0
-    if "torch" in sys.modules and importlib.util.find_spec("triton"):  # which comes for Linux only
+    if "torch" in sys.modules and importlib.util.find_spec("triton"):  # available on Linux only
         prepare_interpreter()
     gc.enable()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 1_000, 1_000)  # so that what a test made is not among the oldest when it ends
+    gc.set_threshold(100_000, 1_000, 1_000)  # so that a test's objects are not in the oldest generation at its end
 
 
 def never_in_a_loop(function: Callable[..., Any], returns_at_once: Callable[..., bool]) -> Callable[..., Any]:
@@ -89,7 +92,7 @@ def never_in_a_loop(function: Callable[..., Any], returns_at_once: Callable[...,
 
 
 def own_temporary_folder(config: pytest.Config) -> None:
-    """Where tests, and the processes that they start, put temporary files, and nobody else does, not even pytest."""
+    """Create a temporary folder for tests and the processes that they start; nothing else uses it, not even pytest."""
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="weft-tests-")
     Path(tempfile.tempdir, KEPT).mkdir()
@@ -101,7 +104,10 @@ def own_temporary_folder(config: pytest.Config) -> None:
 
 
 def descriptors() -> set[str]:
-    """By what they are, and how many of it there are: libraries close one and open its like under another number."""
+    """Return the open file descriptors, named by target and a count instead of their number.
+
+    Libraries close a descriptor and open a similar one under another number.
+    """
     found: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # the descriptor of the listing itself
@@ -114,7 +120,7 @@ def threads() -> set[str]:
 
 
 def children() -> set[str]:
-    """Our child processes and, as we are their subreaper, whatever these left alive."""
+    """Return our child processes and, since we are their subreaper, the orphans of ended ones."""
     with suppress(ChildProcessError):
         while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG):
             pass
@@ -134,17 +140,20 @@ def snapshot() -> set[str]:
 
 
 def left_since(before: set[str]) -> set[str]:
-    """What is about to end may do so, and garbage is collected, only when there is something to look for."""
+    """Return what exists now and did not exist before the test.
+
+    If there is anything, wait up to PATIENCE seconds until it has ended, and collect garbage meanwhile.
+    """
     end, old = time.monotonic() + PATIENCE, cycle([*[1] * 20, 2])
     while (left := snapshot() - before) and time.monotonic() < end:
         time.sleep(0.01)
-        gc.collect(next(old))  # among what is new, and now and then among all
+        gc.collect(next(old))  # young generations, and every 21st time all of them
     return left
 
 
 @pytest.fixture(scope="session")
 def complaints() -> Iterator[list[str]]:
-    """What asyncio says when tasks are left to the end of their loop, or errors to nobody."""
+    """Collect what asyncio reports: tasks that are pending when their loop ends, and unhandled errors."""
     found: list[str] = []
     cancel_all_tasks = asyncio.runners._cancel_all_tasks
 
@@ -163,14 +172,20 @@ def complaints() -> Iterator[list[str]]:
 
 @pytest.fixture(scope="session")
 def kept_by_libraries() -> None:
-    """uvloop keeps one pipe for signals from its first loop on. Orphans of our children become ours."""
+    """Make uvloop create its signal pipe, which it keeps from its first loop on, before any test is checked.
+
+    Also make this process the subreaper of its descendants, so that orphaned ones become its children.
+    """
     uvloop.new_event_loop().close()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def what_was_there_before_is_no_garbage() -> None:
-    """Libraries are most of what there is; to look through them after every test takes longer than the tests."""
+    """Exclude all existing objects from garbage collection.
+
+    Most objects belong to libraries; scanning them after every test would take longer than the tests.
+    """
     gc.collect()
     gc.freeze()
 
@@ -181,7 +196,7 @@ def nothing_left_behind(
     complaints.clear()
     before = snapshot()
     yield
-    for record in caplog.get_records("call"):  # pytest keeps them, and they whatever stood in the frames of an error
+    for record in caplog.get_records("call"):  # pytest keeps records, and their tracebacks keep frames alive
         record.exc_info, record.args = None, ()
     left = left_since(before)
     for thing in left:

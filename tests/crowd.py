@@ -1,8 +1,8 @@
-"""Many streams at once from a server that was started, something that befalls it in the middle, and a probe.
+"""Many concurrent streams from a running server, a disturbance in the middle, and a health probe.
 
     disturbed = hear_all(weft, disturb)
 
-`disturb` is called when about a fifth of all tokens were heard, and has come to its end when this returns.
+`disturb` is called when about a fifth of all tokens were received, and has finished when `hear_all` returns.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ import aiohttp
 from launched import PROMPT, Weft
 
 NUM_STREAMS, LENGTH = 32, 60
-INTERVAL = 0.05  # seconds between two looks of a probe
+INTERVAL = 0.05  # seconds between two requests of a probe
 
-PATIENCE = 60.0  # seconds after which it will not come
+PATIENCE = 60.0  # seconds after which a probe gives up
 
 Json = dict[str, Any]
 
 
 class Probe:
-    """Asks as a load balancer does, over a new connection each time."""
+    """Health probe like that of a load balancer, over a new connection each time."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
 
     async def status(self, path: str) -> int:
-        """0: nobody is there."""
+        """Return the HTTP status of a GET, or 0 if there is no connection."""
         try:
             async with self._http.get(path, headers={"Connection": "close"}) as answer:
                 return answer.status
@@ -37,10 +37,10 @@ class Probe:
             return 0
 
     async def until(self, path: str, status: int) -> float:
-        """The seconds that it took."""
+        """Poll `path` until it has this status; return the seconds that this took."""
         began = time.monotonic()
         async with asyncio.timeout(PATIENCE):
-            while await self.status(path) != status:  # noqa: ASYNC110 - a probe looks now and then
+            while await self.status(path) != status:  # noqa: ASYNC110 - a probe polls
                 await asyncio.sleep(INTERVAL)
         return time.monotonic() - began
 
@@ -49,14 +49,14 @@ Disturb = Callable[[Probe], Awaitable[None]]
 
 
 def asked(number: int) -> Json:
-    """Every other one is greedy; the others draw, each from a seed of its own."""
+    """Return the request body of a stream: even numbers are greedy, odd numbers sample with a seed of their own."""
     draws = {"do_sample": True, "seed": number, "temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
     return {"inputs": f"{number} " * (1 + 3 * number) + PROMPT,
             "parameters": {"max_new_tokens": LENGTH} | (draws if number % 2 else {})}
 
 
 async def leave_alone(_: Probe) -> None:
-    """Nothing happens."""
+    """Do nothing: no disturbance."""
 
 
 async def listen(http: aiohttp.ClientSession, body: Json, on_token: Callable[[], None]) -> list[Json]:
@@ -87,7 +87,7 @@ async def hear(http: aiohttp.ClientSession, bodies: list[Json], disturb: Disturb
 
 
 def hear_all(weft: Weft, disturb: Disturb = leave_alone, bodies: list[Json] | None = None) -> list[list[Json]]:
-    """The events of all streams, each as a list."""
+    """Run all streams and return the list of events of each."""
     async def main() -> list[list[Json]]:
         async with aiohttp.ClientSession(weft.url, connector=aiohttp.TCPConnector(limit=0)) as http:
             return await hear(http, bodies or [asked(number) for number in range(NUM_STREAMS)], disturb)

@@ -1,11 +1,11 @@
-"""JSON schemas, as far as our OpenAPI document uses them: whether a value fits, one that does, every place within."""
+"""Subset of JSON schema that our OpenAPI document uses: validate a value, make a sample, list every field."""
 
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 Schema = dict[str, Any]
-Put = Callable[[Any], Any]  # makes a whole body of what stands at a place
+Put = Callable[[Any], Any]  # makes a whole body from the value of one field
 
 TYPES: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
@@ -16,7 +16,7 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
     "null": lambda value: value is None,
 }
-WORDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {  # what each is about, and what it asks
+WORDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {  # the type that a keyword constrains, and its check
     "minimum": ("number", lambda value, least: value >= least),
     "maximum": ("number", lambda value, most: value <= most),
     "exclusiveMinimum": ("number", lambda value, bound: value > bound),
@@ -28,7 +28,7 @@ WORDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {  # what each is abo
 
 
 class Described:
-    """`good` has what fits where the least that a schema asks for is not enough."""
+    """Named schemas of a document. `good` has a valid value for each schema whose minimal sample is not valid."""
 
     def __init__(self, schemas: dict[str, Schema], good: dict[str, Any]) -> None:
         self._schemas = schemas
@@ -56,7 +56,7 @@ class Described:
         return True
 
     def sample(self, schema: Schema) -> Any:
-        """As little as fits."""
+        """Return a minimal value that fits the schema."""
         name = schema.get("$ref", "").rpartition("/")[2]
         if name in self._good:
             return self._good[name]
@@ -70,7 +70,7 @@ class Described:
         return {"string": "x", "array": [self.sample(schema["items"])] if "items" in schema else []}[schema["type"]]
 
     def places(self, schema: Schema, put: Put = lambda value: value, way: str = "") -> Iterator[tuple[str, Put]]:
-        """Every field within, and within the items of every list."""
+        """Yield the path of every field, also within list items, and a function that makes a whole body of a value."""
         schema = self._found(schema)
         for kind in schema.get("anyOf", ()):
             yield from self.places(kind, put, way)
@@ -82,7 +82,7 @@ class Described:
             yield from self.places(about, inner, f"{way}.{name}")
 
     def _field(self, schema: Schema, name: str, put: Put) -> Put:
-        """Beside what the object needs."""
+        """Return a function that sets this field in an object with all its required fields."""
         least = next((good for kind, good in self._good.items() if self._schemas.get(kind) is schema), None)
         return lambda value: put({**(self.sample(schema) if least is None else least), name: value})
 

@@ -1,4 +1,4 @@
-"""Programs of others, each in an environment of its own under `.clients`: made once, and kept."""
+"""Virtual environments for third-party clients, each created once under `.clients` and kept."""
 
 import subprocess
 import venv
@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[1] / ".clients"
 
 
 def environment(name: str, *packages: str) -> Path:
-    """Its Python. Where something cannot be installed the test is skipped."""
+    """Return the Python of an environment with these packages; skip the test if they cannot be installed."""
     folder = FOLDER / name
     python, ready = folder / "bin" / "python", folder / "ready"
     if not ready.exists() or ready.read_text().split() != [*packages]:

@@ -1,12 +1,12 @@
-"""A Hub on this machine: one model, the addresses that clients of the Hub ask, and faults on demand.
+"""Fake Hugging Face Hub on localhost: one model, the routes that Hub clients use, and faults on demand.
 
     with FakeHub(FILES) as hub:
-        hub.url                             what HF_ENDPOINT is set to
-        hub.answers.append(503)             the next questions are answered so, one each
-        hub.cuts["model.safetensors"] = 9   the connection ends after so many bytes of it, once
-        hub.asked                           what was asked: method, path, range, token
+        hub.url                             the value for HF_ENDPOINT
+        hub.answers.append(503)             statuses of the next requests, one each
+        hub.cuts["model.safetensors"] = 9   the connection closes after 9 bytes of this file, once
+        hub.asked                           received requests: method, path, range, token
 
-As at the real one, large files are elsewhere: `localhost` instead of `127.0.0.1`, which is another origin.
+As on the real Hub, large files come from another origin: `localhost` instead of `127.0.0.1`.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ NAME = "org/name"
 class Asked(NamedTuple):
     method: str
     path: str
-    bytes: str  # the range
+    bytes: str  # the Range header
     token: str
     client: str
 
@@ -35,17 +35,17 @@ class FakeHub:
         self.files, self.refs = files, {"main": commit, commit: commit}
         self.answers: deque[int | tuple[int, dict[str, str]]] = deque()  # status, or status and headers
         self.cuts: dict[str, int] = {}
-        self.stalls: dict[str, int] = {}  # the same, but the connection stays and nothing comes
-        self.damaged: set[str] = set()  # one bit of these differs
+        self.stalls: dict[str, int] = {}  # as `cuts`, but the connection stays open without further data
+        self.damaged: set[str] = set()  # files that are served with one bit flipped
         self.ranges = True
         self.gated_for = ""  # only this token may read files
-        self.private_for = ""  # only this token is shown that there is anything
+        self.private_for = ""  # without this token the model does not exist
         self.asked: list[Asked] = []
         self.stalled, self.over = threading.Event(), threading.Event()
 
     def __enter__(self) -> "FakeHub":
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Question", (Question,), {"hub": self}))
-        self._server.daemon_threads = False  # the end waits for them
+        self._server.daemon_threads = False  # `server_close` waits for them
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
         return self
@@ -159,4 +159,4 @@ class Question(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def log_message(self, *_: object) -> None:
-        """Tests look at `asked`."""
+        """Log nothing: tests read `asked`."""

@@ -1,5 +1,7 @@
-"""Whether a value fits a JSON schema, for the keywords that our tests use: an opinion of its own beside that of the
-library which makes the answers fit."""
+"""JSON schema validator for the keywords that our tests use.
+
+It is independent of the library that constrains generated output to a schema.
+"""
 
 import json
 import re
@@ -20,7 +22,7 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "number": is_number,
     "integer": lambda value: is_number(value) and value == int(value),
 }
-RULES: dict[str, Callable[[Any, Any], bool]] = {  # of a keyword's value and the value that is looked at
+RULES: dict[str, Callable[[Any, Any], bool]] = {  # take the keyword's value and the value to validate
     "enum": lambda given, value: any(same(value, one) for one in given),
     "const": lambda given, value: same(value, given),
     "minimum": lambda given, value: not is_number(value) or value >= given,

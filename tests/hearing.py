@@ -1,4 +1,4 @@
-"""What a client asks, what it should hear by the simulated rule, and what it heard."""
+"""Requests, the output that the simulated model must give them, and the output that a client received."""
 
 from dataclasses import dataclass, field
 from itertools import count
@@ -21,7 +21,7 @@ def ask(prompt: str = "a loom", length: int = 12, **more: Any) -> Request:
 
 
 def expected(request: Request, model: SimulatedConfig) -> tuple[list[int], str, FinishReason]:
-    """The tokens, the text and the end of a request that nothing happens to."""
+    """Return the tokens, text and finish reason of a request that runs undisturbed."""
     said: list[int] = []
     text = ""
     for token in expected_tokens(request, request.max_new_tokens, model):
@@ -35,7 +35,7 @@ def expected(request: Request, model: SimulatedConfig) -> tuple[list[int], str, 
 
 
 def lived(queue: float = 0.0, prefill: float = 0.0, decode: float = 0.0) -> Story:
-    """The story of a request that is over and spent its seconds so."""
+    """Return the story of a finished request that spent these seconds in each phase."""
     story = Story(0.0)
     story.turn(Cause.PREFILL, queue)
     story.turn(Cause.DECODE, queue + prefill)
@@ -76,18 +76,18 @@ class Heard:
                     self.error = error
 
     def check(self, model: SimulatedConfig) -> None:
-        """Everything came, once, in order, and is this client's own."""
+        """Assert that the whole output was received, once, in order, and belongs to this request."""
         assert self.error is None, f"failed: {self.error!r}"
         assert self.end is not None
         assert (self.tokens, self.text, self.end.reason) == expected(self.request, model)
         assert (self.end.text, self.end.num_tokens) == (self.text, len(self.tokens))
 
     def check_beginning(self, model: SimulatedConfig) -> None:
-        """What came before a failure is right."""
+        """Assert that the tokens received before a failure are right."""
         assert self.tokens == expected(self.request, model)[0][:len(self.tokens)]
 
 
 def said(text: str, reason: FinishReason = FinishReason.LENGTH) -> list[Event]:
-    """The events of a text, a token for each letter."""
+    """Return the events of a text, one token per letter."""
     tokens = [TokenEvent(ord(letter), letter, -0.5, False) for letter in text]
     return [*tokens, FinishedEvent(reason, text, len(tokens), lived(queue=0.25, prefill=0.125, decode=0.375))]

@@ -1,7 +1,7 @@
-"""Products under Triton's interpreter, in an order that depends on no processor and on no other row.
+"""Matrix products for Triton's interpreter whose rows depend neither on the processor nor on other rows.
 
-The interpreter multiplies by `numpy.matmul`, which is OpenBLAS. With its kernels for AVX2 a row of a product has other
-bits at another place of the matrix, and with those for another processor other bits everywhere.
+The interpreter multiplies by `numpy.matmul`, which is OpenBLAS. With OpenBLAS's kernels for AVX2 the bits of a row
+depend on its index in the matrix, and kernels for another processor give other bits everywhere.
 """
 
 from typing import Any
@@ -29,9 +29,11 @@ def create_dot(_: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
 
 
 def prepare_interpreter() -> None:
-    """Replace the products, and patch Triton's language once in a launch rather than at every call of a function, which
-    takes a fifth of all time."""
-    from triton.runtime import interpreter  # noqa: PLC0415 - it comes for Linux only
+    """Replace the matrix products, and patch Triton's language once per launch.
+
+    By default the interpreter patches the language at every function call, which takes a fifth of the time.
+    """
+    from triton.runtime import interpreter  # noqa: PLC0415 - available on Linux only
 
     patched = set[int]()  # globals of functions that were called since the launch began
     patch_language, restore_language = interpreter._patch_lang, interpreter._LangPatchScope.restore
@@ -43,7 +45,7 @@ def prepare_interpreter() -> None:
         return patch_language(function)
 
     def restore(scope: Any) -> None:
-        """Called when a launch is over."""
+        """Restore Triton's language at the end of a launch."""
         patched.clear()
         restore_language(scope)
 

@@ -1,4 +1,4 @@
-"""`weft serve` as a user has it, real processes and real sockets, and a client that blocks."""
+"""`weft serve` as a user runs it, with real processes and sockets, and a blocking client."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ SIMULATED = "weft/simulated"
 
 
 class Weft:
-    """A server that was started, and its client."""
+    """A running `weft serve` process and its client."""
 
     def __init__(self, folder: Path, *arguments: str, command: Sequence[str | Path] = (WEFT,)) -> None:
         self.process = subprocess.Popen(
@@ -49,7 +49,7 @@ class Weft:
             return dict(json.load(response))
 
     def status(self, path: str, key: str = "") -> int:
-        """Of a GET with this key."""
+        """Return the HTTP status of a GET with this API key."""
         try:
             with urlopen(Request(self.url + path, headers={"Authorization": f"Bearer {key}"})) as response:
                 return int(response.status)
@@ -57,14 +57,14 @@ class Weft:
             return error.code
 
     def pids(self, module: str) -> list[int]:
-        """Our child processes that run this module, in the order in which they were started."""
+        """Return the server's child processes that run this module, in the order of their start."""
         return [pid for pid in child_pids(self.process.pid) if module in command_line(pid)[1:]]
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def end(self) -> tuple[int, str]:
-        """The exit code, and all that was said on stderr."""
+        """Wait for the process to end; return its exit code and stderr."""
         _, errors = self.process.communicate()
         return self.process.returncode, errors
 
@@ -78,7 +78,7 @@ def until_last_row(lines: Iterable[str]) -> Iterator[str]:
 
 @contextmanager
 def serving(folder: Path, *arguments: str, command: Sequence[str | Path] = (WEFT,)) -> Iterator[Weft]:
-    """Started in `folder`."""
+    """Run a server with `folder` as working directory; stop it at the end."""
     weft = Weft(folder, *arguments, command=command)
     try:
         yield weft
@@ -89,7 +89,7 @@ def serving(folder: Path, *arguments: str, command: Sequence[str | Path] = (WEFT
 
 
 def tokens(response: HTTPResponse) -> Generator[dict[str, Any]]:
-    """The events, one for each token; the response is closed with the last."""
+    """Yield the events of a stream, one per token; close the response after the last."""
     with response:
         for line in response:
             if line.startswith(b"data:"):

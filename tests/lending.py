@@ -1,4 +1,4 @@
-"""Adapters over a store that follows a script, for requests that go by them without shards that load any."""
+"""`Adapters` on top of a fake store, for tests in which no shard loads an adapter."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from router.request import Resource
 
 
 class Shelf:
-    """Numbers whatever is asked for."""
+    """Fake `Shelves` that numbers every requested source."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -26,12 +26,12 @@ class Shelf:
 
 
 async def lent(config: RouterConfig, store: Store) -> Adapters:
-    """Those that should stay are there."""
+    """Return `Adapters` that have preloaded the adapters of `config`."""
     adapters = Adapters(config, store, Shelf())
     await adapters.preload(kept)
     return adapters
 
 
 async def kept(_: Resource) -> str:
-    """Loaded at once."""
+    """Return no error, as if the shards had loaded the resource."""
     return ""

@@ -1,4 +1,4 @@
-"""A page of metrics as numbers, by what stands before them, and what the page must be whatever it says."""
+"""Parser for a page of Prometheus metrics, and checks that hold for every such page."""
 
 import re
 
@@ -8,7 +8,7 @@ LINE = re.compile(r'([a-zA-Z_:][\w:]*(?:\{(?:\w+="(?:[^"\\]|\\.)*",?)+\})?) (\S+
 
 
 def read(page: str) -> dict[str, float]:
-    """Samples as they are written, such as `tgi_request_failure{err="dropped"}`."""
+    """Return the value of each sample, by name and labels such as `tgi_request_failure{err="dropped"}`."""
     samples = {}
     for line in page.splitlines():
         if not line.startswith("#"):
@@ -20,7 +20,7 @@ def read(page: str) -> dict[str, float]:
 
 
 def check(page: str) -> None:
-    """Prometheus' own client reads it; histograms add up, counters and buckets are not negative."""
+    """Assert that Prometheus's own client reads the page, histograms add up, and no counter is negative."""
     families = list(text_string_to_metric_families(page))
     assert len({family.name for family in families}) == len(families)
     for family in families:
@@ -51,6 +51,6 @@ def check_histogram(samples: list) -> None:
 
 
 def failures(samples: dict[str, float]) -> dict[str, float]:
-    """By why, those that happened."""
+    """Return the numbers of failed requests that are not 0, by the value of `err`."""
     found = {name.split('"')[1]: value for name, value in samples.items() if name.startswith("tgi_request_failure{")}
     return {err: value for err, value in found.items() if value}

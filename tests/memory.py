@@ -1,4 +1,4 @@
-"""How much memory of its own a process takes for something."""
+"""Measurement of the private memory that a function needs at its peak."""
 
 import gc
 from collections.abc import Callable
@@ -6,20 +6,23 @@ from pathlib import Path
 
 
 def takes_less(num_bytes: float, read: Callable[[], object]) -> bool:
-    """Of the process's own memory. What else it takes at the same time counts as well, but not each time."""
+    """Return whether `read` needs less than `num_bytes` of the process's private memory.
+
+    Memory that the process allocates for something else meanwhile counts as well, so up to three attempts are made.
+    """
     return any(most_memory(read) < num_bytes for _ in range(3))
 
 
 def most_memory(read: Callable[[], object]) -> int:
-    """How much more was in use at the worst moment of this, in bytes."""
+    """Return the peak of additional memory in use during `read`, in bytes."""
     gc.collect()
     gc.freeze()
-    gc.collect()  # of few objects garbage is found soon, however much there is in this process
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is there now
+    gc.collect()  # with few tracked objects left, garbage of `read` is collected early
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the current value
     before = in_memory()
     read()
     after = in_memory()
-    # Some systems take away what was not used for a while: it comes back, and is nothing that was taken.
+    # Some systems evict pages that were unused for a while; pages that return are not additional memory.
     back = max(0, after["RssFile"] - before["RssFile"]) + max(0, before["VmSwap"] - after["VmSwap"])
     return after["VmHWM"] - before["VmHWM"] - back
 

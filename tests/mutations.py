@@ -1,9 +1,9 @@
-"""A safetensors file with something wrong in its header: where, and how, follows from a seed.
+"""Safetensors files with a defect in the header that is drawn from a seed.
 
     mutation = mutate(path.read_bytes(), "shape", Random(5))
 
-Says which tensors a complaint may name. Nothing here reads headers as our reader does: what a flipped byte changed is
-seen by the standard library's JSON.
+A mutation has the names of the tensors that an error message may name. Our own reader of headers is not used here: the
+effect of a flipped byte is found by the standard library's JSON parser.
 """
 
 import json
@@ -19,11 +19,11 @@ TYPES = ["F33", "f32", "", "F16", "BF16", "F64", "I8", "U64", "I32", "F4", "F8_E
 
 class Mutation(NamedTuple):
     content: bytes
-    names: set[str]  # of which a complaint names one; nothing where no entry in particular is wrong
+    names: set[str]  # an error message names one of these; empty where no particular entry is wrong
 
 
 class Parts(NamedTuple):
-    """A file taken apart, and the tensor that something happens to."""
+    """A parsed file and the name of the tensor whose entry is mutated."""
 
     header: dict[str, Any]
     numbers: bytes
@@ -48,7 +48,7 @@ def put_together(header: dict[str, Any] | str, numbers: bytes) -> bytes:
 
 
 def take_apart(content: bytes) -> tuple[bytes, bytes]:
-    """The text of the header, and the numbers."""
+    """Split a file into the text of its header and the data of its tensors."""
     end = 8 + int.from_bytes(content[:8], "little")
     return content[8:end], content[end:]
 
@@ -75,7 +75,7 @@ def flip(content: bytes, random: Random) -> Mutation:
 
 
 def different(before: bytes, after: bytes) -> set[str]:
-    """Names of the entries that only one of two headers has; none when it is not to be understood any more."""
+    """Return the names of entries that only one of two headers has; empty if one header is not valid JSON."""
     try:
         old, new = (json.loads(str(text, "utf-8"), object_pairs_hook=list) for text in (before, after))
     except ValueError:
@@ -103,7 +103,7 @@ def extend(content: bytes, random: Random) -> Mutation:
 
 
 def move(parts: Parts, random: Random) -> Mutation:
-    """One end, or both, by little or by much, backwards, or to where there is nothing."""
+    """Shift one or both data offsets by a few or many bytes, also beyond the file, and sometimes swap them."""
     offsets = list(parts.entry["data_offsets"])
     by = random.choice([1, -1, 4, -4, 1024, len(parts.numbers), -len(parts.numbers)])
     for end in random.choice([[0], [1], [0, 1]]):
@@ -112,7 +112,7 @@ def move(parts: Parts, random: Random) -> Mutation:
 
 
 def misplace(parts: Parts, random: Random) -> Mutation:
-    """Offsets that are none."""
+    """Replace data offsets by values that are not valid offsets."""
     offsets: list[Any] = list(parts.entry["data_offsets"])
     offsets[random.randrange(2)] = random.choice([*HUGE, *NOT_COUNTS])
     return parts.with_entry(data_offsets=random.choice([offsets, offsets, [], offsets * 2, offsets[0], None, "0, 4"]))
@@ -126,7 +126,7 @@ def resize(parts: Parts, random: Random) -> Mutation:
 
 
 def reshape(parts: Parts, random: Random) -> Mutation:
-    """The same count of numbers, or one that overflows to the same."""
+    """Change the shape: same number of elements, a number that overflows, or no shape at all."""
     shape = parts.entry["shape"]
     return parts.with_entry(shape=random.choice([
         shape[::-1] if shape != shape[::-1] else [*shape, 1], [1, *shape], [*shape, 2**32, 2**32], [2**33, 2**31],
@@ -139,7 +139,7 @@ def retype(parts: Parts, random: Random) -> Mutation:
 
 
 def overlap(parts: Parts, random: Random) -> Mutation:
-    """It says that its numbers are where another's begin."""
+    """Point the entry to the start of another tensor's data."""
     other = random.choice(sorted(parts.header.keys() - {"__metadata__", parts.victim}))
     begin, end = parts.entry["data_offsets"]
     place = min(parts.header[other]["data_offsets"][0], len(parts.numbers) - (end - begin))
@@ -147,7 +147,7 @@ def overlap(parts: Parts, random: Random) -> Mutation:
 
 
 def drop(parts: Parts, random: Random) -> Mutation:
-    """Its numbers stay, and belong to nobody."""
+    """Remove the entry but keep its data, which then belongs to no tensor."""
     header = {name: entry for name, entry in parts.header.items() if name != parts.victim}
     return Mutation(put_together(header, parts.numbers), set(parts.header))
 
@@ -163,7 +163,7 @@ def rewrite_fields(parts: Parts, random: Random) -> Mutation:
 
 
 def repeat(parts: Parts, random: Random) -> Mutation:
-    """An entry, or a field in an entry, stands there twice."""
+    """Write an entry, or a field of an entry, twice."""
     entry, name = parts.entry, json.dumps(parts.victim)
     field = random.choice(sorted(entry))
     other = random.choice([entry, parts.header[random.choice(sorted(parts.header))]])
@@ -185,7 +185,7 @@ def nest(parts: Parts, random: Random) -> Mutation:
 
 
 def rename(parts: Parts, random: Random) -> Mutation:
-    """To nothing, to what cannot be printed, to half a character, to something endless, to another name."""
+    """Rename the entry to an empty, unprintable, very long or other name, or to half a surrogate pair."""
     name = random.choice([
         "", "\n", "a\0b", "\x1b[2J", "\ud800", "x" * 1000, "ü", "a" + parts.victim, "__metadata__"])
     changed = parts.with_text(json.dumps(parts.victim), json.dumps(name))
@@ -193,7 +193,7 @@ def rename(parts: Parts, random: Random) -> Mutation:
 
 
 def add_empty(parts: Parts, random: Random) -> Mutation:
-    """Nothing is wrong with a tensor without numbers; at the wrong place, or with the wrong shape, there is."""
+    """Add an entry without data, which is valid unless its offset or its shape is wrong."""
     entry = {"dtype": random.choice(["F32", "F4", "U64"]), "shape": random.choice([[0], [3, 0], [0, 2**62], [2]]),
              "data_offsets": [random.choice([0, len(parts.numbers), 2])] * 2}
     return Mutation(put_together(parts.header | {"added": entry}, parts.numbers), {"added"})

@@ -1,4 +1,4 @@
-"""A sender of spans that notes them and sends nothing, as `shard.traces.Sender`."""
+"""Fake `shard.traces.Sender` that records spans and sends nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from shard.traces import Attributes
 @dataclass
 class NotedSpan:
     name: str
-    parent: str  # its traceparent, or that which headers gave
+    parent: str  # traceparent of the parent span, possibly from request headers
     traceparent: str
     began: int
     ended: int = 0

@@ -1,8 +1,8 @@
-"""`weft` with a poison: a step of the real model raises when it holds a prompt with a certain token.
+"""`weft` with a scripted failure: a step of the real model raises if a prompt in it has a certain token.
 
     python -P poisoned.py TOKEN serve MODEL ...
 
-The launcher starts its shards with this same file, which is all that differs from `weft`.
+The launcher starts its shards with this same file; everything else is as in `weft`.
 """
 
 import sys

@@ -1,10 +1,13 @@
-"""What Linux tells of processes, while some of them and of their threads come to an end."""
+"""Child processes and command lines from /proc, robust against processes and threads that end meanwhile."""
 
 from pathlib import Path
 
 
 def child_pids(parent: int) -> list[int]:
-    """In the order in which they were started. A thread that ends leaves its children to another: looked at anew."""
+    """Return the child processes in the order of their start.
+
+    A thread that ends passes its children to another thread, so the listing is repeated in that case.
+    """
     while True:
         try:
             tasks = list(Path(f"/proc/{parent}/task").iterdir())
@@ -15,7 +18,7 @@ def child_pids(parent: int) -> list[int]:
 
 
 def command_line(pid: int) -> list[str]:
-    """Of a process that has ended: nothing."""
+    """Return the command line of a process, empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
     except (FileNotFoundError, ProcessLookupError):

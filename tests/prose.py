@@ -1,4 +1,4 @@
-"""What a careful reader would mark in a generated text."""
+"""Checks for flaws in generated text, and samples of such text from its makers."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ SPOKEN_WITH_Y = ("unicorn",)
 
 
 def faults(text: str) -> list[str]:
-    """Slots left open, doubled spaces, wrong articles, and letters that are not ASCII."""
+    """Return unfilled slots, misplaced spaces, wrong articles, and a mark for text that is not ASCII."""
     found = re.findall(r"[{}\[\]|]|  +| [.,!?]|^\s|\s$", text)
     found += [match[0] for match in re.finditer(r"\b([Aa]n?) ([a-z]+)", text) if not agrees(match[1], match[2])]
     return found if text.isascii() else [*found, "not ASCII"]
@@ -41,5 +41,5 @@ def answers(talk: Talk) -> list[str]:
 
 
 def sentences(text: str) -> int:
-    """Those inside of quotations count as part of the sentence around them."""
+    """Count sentences; a sentence inside a quotation is part of the one around it."""
     return len(re.findall(r"[.!?](?= |$)|[.!?]\"(?= [A-Z\"]|$)", re.sub(r"\"[^\"]*?[^.!?\"]*[.!?] ", '"', text)))

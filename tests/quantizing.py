@@ -1,9 +1,9 @@
-"""Quantised checkpoints as the tools write them, made with plain numpy and independent of our readers.
+"""Quantized checkpoints in the tools' file formats, made with plain numpy and independent of our readers.
 
     quantised = written(folder, Gptq(group_size=32), tmp_path)
     reference = written(folder, Gptq(group_size=32), tmp_path, dequantised=True)
 
-Both folders hold the same model; in the second the weights are the numbers that the codes of the first stand for.
+Both folders hold the same model: the second has the dequantized weights of the first.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ Written = dict[str, Numbers | torch.Tensor]
 class Tool(Protocol):
     @property
     def config(self) -> dict[str, Any]:
-        """The `quantization_config` that it writes."""
+        """Value of `quantization_config` that the tool writes."""
 
     def quantise(self, name: str, weight: Numbers) -> tuple[Written, Numbers]:
-        """The tensors that it writes for a weight, `[out, in]`, and the numbers that these stand for."""
+        """Return the tensors that the tool writes for a weight, `[out, in]`, and the dequantized weight."""
 
 
 def written(folder: Path, tool: Tool, target: Path, *, dequantised: bool = False, head: bool = False) -> Path:
-    """A copy of a model's folder with every product quantised, the head only if asked for."""
+    """Copy a model's folder with every linear quantized, the LM head only with `head`; return the copy."""
     made = target / hashlib.sha256(f"{folder} {tool} {dequantised} {head}".encode()).hexdigest()[:12]
     if made.exists():
         return made
@@ -52,11 +52,11 @@ def written(folder: Path, tool: Tool, target: Path, *, dequantised: bool = False
     return made
 
 
-# -- how numbers become codes
+# -- from weights to codes
 
 
 def find_codes(weight: Numbers, groups: Numbers, bits: int, *, symmetric: bool) -> tuple[Numbers, Numbers, Numbers]:
-    """Codes `[out, in]` from 0 on, scales and zero points `[out, groups]`."""
+    """Return unsigned codes `[out, in]`, and scales and zero points `[out, groups]`."""
     most, num_groups = 2**bits - 1, int(groups.max()) + 1
     scales = np.empty((len(weight), num_groups), np.float16)
     zeros = np.full((len(weight), num_groups), 2**(bits - 1))
@@ -78,7 +78,7 @@ def numbers(codes: Numbers, scales: Numbers, zeros: Numbers, groups: Numbers) ->
 
 
 def pack(codes: Numbers, bits: int) -> Numbers:
-    """Along the last dimension into 32-bit words, one code after the other from the lowest bits on."""
+    """Pack codes along the last dimension into 32-bit words, the first code in the lowest bits."""
     per_word = 32 // bits
     filled = np.pad(codes, ((0, 0), (0, -codes.shape[1] % per_word)))
     words = np.zeros((len(codes), filled.shape[1] // per_word), np.uint64)
@@ -129,7 +129,7 @@ def pack_rows(codes: Numbers, bits: int) -> Numbers:
 @dataclass(frozen=True)
 class Awq:
     group_size: int = 32
-    ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs stands where in a word
+    ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # index of the output in each 4-bit field of a word, lowest bits first
 
     @property
     def config(self) -> dict[str, Any]:
@@ -147,13 +147,13 @@ class Awq:
 
 
 def to_float8(weight: Numbers, scales: Numbers) -> tuple[torch.Tensor, Numbers]:
-    """Eight-bit floats, and what they are with their scales, each of which stands for one number here."""
+    """Return float8 codes and the dequantized weight; `scales` has one scale per element."""
     codes = torch.from_numpy(weight / scales).to(torch.float8_e4m3fn)
     return codes, codes.float().numpy() * scales.astype(np.float32)
 
 
 def float8_scales(weight: Numbers, blocks: tuple[int, int]) -> tuple[Numbers, Numbers]:
-    """One for each block, and spread over the weight."""
+    """Return one scale per block, and the scales expanded to the shape of the weight."""
     spread = np.empty(weight.shape, np.float32)
     height, width = blocks
     scales = np.empty((-(-weight.shape[0] // height), -(-weight.shape[1] // width)), np.float32)
@@ -190,7 +190,7 @@ class Fp8:
 class Compressed:
     format: str = "pack-quantized"
     bits: int = 4
-    group_size: int | None = 32  # none: one scale for each output
+    group_size: int | None = 32  # None: one scale per output
     symmetric: bool = True
     block: bool = False
     ordered: bool = False

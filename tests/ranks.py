@@ -1,5 +1,4 @@
-"""Both ends of the wire in one process: simulated shards that listen, can be held up and can die, and a router's end
-that remembers what it sent."""
+"""Simulated shards in the test process that can be paused and killed, and a `Shards` that records its messages."""
 
 import asyncio
 import threading
@@ -22,7 +21,7 @@ STEPS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
 
 
 class Gate:
-    """Where the steps of a shard stop until they are let through. Called in the compute thread."""
+    """Barrier at which the steps of a shard wait until a test releases them. Called in the compute thread."""
 
     def __init__(self) -> None:
         self.num_passed = 0
@@ -47,16 +46,16 @@ class Gate:
         self._permits.release()
 
     async def arrival(self) -> None:
-        """Wait until one more step stands here."""
+        """Wait until one more step has reached the gate."""
         await self._arrivals.get()
 
 
 class Killed(Exception):
-    """Ends what a dead shard was about to do."""
+    """Raised in the compute thread of a dead shard to end its call."""
 
 
 class SimulatedShard:
-    """A process that is none: it may die all the same."""
+    """Shard process simulated inside the test process; can die like a real one."""
 
     def __init__(self, config: ShardConfig, kind: type[SimulatedWorker], sleep: Callable[[float], object] | None,
                  on_death: Callable[["SimulatedShard"], None]) -> None:
@@ -75,17 +74,17 @@ class SimulatedShard:
         await self._server.start()
 
     async def kill(self) -> None:
-        """Nobody gets an answer any more."""
+        """Stop the shard at once: no call gets an answer any more."""
         self.presence.close()
         await self._server.stop(None)
-        del self._server  # a log record or a cache that still knows us shall not keep the descriptors of gRPC
+        del self._server  # a log record or a cache that refers to us must not keep gRPC's descriptors open
         self._dead.set()
         self.service.stop()
         self.service.close()
         await self.service.silence()
 
     def remaining_faults(self) -> str:
-        """What has not struck yet may strike the successor; a poison stays one."""
+        """Return the fault script of the successor: faults that have not fired yet, and poison, which stays."""
         parts = [part for part in self.config.simulated.faults.split(";") if part]
         return ";".join(part for part, fault in zip(parts, self.worker.faults, strict=True)
                         if not fault.fired or fault.kind == "poison")
@@ -97,7 +96,7 @@ class SimulatedShard:
 
 
 class WatchedShards(Shards):
-    """Remembers what was sent."""
+    """`Shards` that records all sent messages and counts the steps."""
 
     def __init__(self, addresses: list[str], transport: str) -> None:
         super().__init__(addresses, transport)
@@ -115,13 +114,13 @@ class WatchedShards(Shards):
 
     @property
     def num_sent_again(self) -> int:
-        """How often a sequence entered a batch that had been in one before: after a yield, a hold or a loss."""
+        """Number of times that a sequence entered a batch again: after a preemption, a hold or a loss of shards."""
         entered = [number for messages in self.sent for message in messages
                    if isinstance(message, pb.PrefillRequest) for number in message.sequences.ids]
         return len(entered) - len(set(entered))
 
     async def reach(self, steps: int) -> None:
-        """Wait until so many steps have been sent."""
+        """Wait until this number of steps has been sent."""
         if self.num_steps < steps:
             self._waiting.append((steps, asyncio.get_running_loop().create_future()))
             await self._waiting[-1][1]

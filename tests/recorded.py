@@ -1,4 +1,4 @@
-"""Recordings for tests: a core that is recorded, and the file of what it heard."""
+"""Recordings for tests: recorders that keep everything, and recording files of simulated runs."""
 
 import json
 from collections import deque
@@ -20,7 +20,7 @@ FACTS = ModelFacts("none", "cpu", "none", 512, 4096, 16, 64)
 
 
 class Keeping(Recorder):
-    """Forgets nothing."""
+    """Recorder that never drops a segment."""
 
     def __init__(self, policy: Policy, facts: ModelFacts) -> None:
         super().__init__(policy, facts, 1e9, 0.0)
@@ -28,7 +28,7 @@ class Keeping(Recorder):
 
 
 class ShortSegments(Keeping):
-    """Begins a segment every half second."""
+    """Recorder that begins a segment every half second."""
 
     def plan(self, now: float) -> Any:
         last = self._tape.segments[-1]
@@ -46,7 +46,7 @@ def file_of(segments: list[Segment], path: Path, facts: ModelFacts = FACTS,
 
 def busy_clockwork(requests: int, seed: int = 0, core: type[Keeping] = ShortSegments,
                    **config: Any) -> tuple[Clockwork, RouterConfig]:
-    """A model on a small machine, and requests of all sizes, about as many as it can serve."""
+    """Return a simulation and its settings: a small machine with about as many requests as it can serve."""
     settings = RouterConfig(**config)
     model = Model(0.02, 0.0005, 0.0004, 2e-7)
     work = Clockwork(Policy.of(settings, model.facts(2000)), model, 2000, seed=seed, latency=0.001, core=core,
@@ -67,7 +67,7 @@ def clockwork_recording(path: Path, requests: int, seed: int = 0, **config: Any)
 
 
 def changed(recording: Recording, path: Path, change: Callable[[list[dict[str, Any]]], None]) -> Recording:
-    """The same file with something done to its lines."""
+    """Write a copy of a recording with `change` applied to its lines; return the copy."""
     lines = [json.loads(line) for line in recording.path.read_text().splitlines()]
     change(lines)
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))

@@ -1,11 +1,11 @@
-"""What workers found out about this machine is found out once for all tests of a run, as on a user's machine."""
+"""Probe results of workers about this machine, shared by all tests of a run as on a user's machine."""
 
 import tempfile
 from pathlib import Path
 
-KEPT = "kept"  # the folder for temporary files has it from the beginning
+KEPT = "kept"  # subfolder of the temporary folder, created by conftest.py
 
 
 def memory(rank: int) -> str:
-    """The file in which workers of this rank keep it; ranks may be threads of one process."""
+    """Return the file with the probe results of this rank; one per rank, since ranks may be threads of a process."""
     return str(Path(tempfile.gettempdir(), KEPT, f"machine-{rank}.json"))

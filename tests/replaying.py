@@ -1,4 +1,4 @@
-"""A model whose steps can be launched piece by piece, or replayed, and sequences in its cache."""
+"""Model whose decode steps can run eagerly or be replayed from captures, with sequences in its KV cache."""
 
 from collections import deque
 from pathlib import Path
@@ -26,18 +26,20 @@ from shard.sequence import EXPECTED, Sampling, Sequence
 from shard.weights import Weights
 
 CPU = torch.device("cpu")
-BLOCKS, ROWS, LENGTH = 60, 3, 600  # so long that a text has several splits
+BLOCKS, ROWS, LENGTH = 60, 3, 600  # so long that attention has several splits per sequence
 
 
 def called_again(make: Call) -> Call:
-    """A capture where there are no graphs: what changes from step to step must come by way of tensors that stay, as a
-    graph wants it."""
+    """Capture a step on a device without CUDA graphs: a replay calls `make` again.
+
+    As with a graph, whatever changes between steps must be passed in tensors that keep their addresses.
+    """
     make()
     return make
 
 
 class Framed:
-    """Any attention, for captures that are called again: a plan may come to be behind their back."""
+    """Wrapper of any attention backend for captures that are called again: the plan is replaced between the calls."""
 
     def __init__(self, attention: Attention) -> None:
         self.plan = attention.plan
@@ -64,13 +66,15 @@ class Frame:
 
 
 def replay_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of workers that are made from now on."""
+    """Make workers that are created from now on replay their decode steps on a CPU."""
     def replays(self: Loaded, cache: Cache, extent: Extent) -> Replays:
         return Replays(self.model, Framed(self.attention), cache, extent, called_again, bearers=self.wardrobe.steady)
     monkeypatch.setattr(Loaded, "replays", replays)
 
 
 class Bench:
+    """Model with a KV cache, captured decode steps, and runners with Triton and with reference attention."""
+
     def __init__(self, folder: Path, capture: Capture = called_again, device: torch.device = CPU, *,
                  rows: int = ROWS, quantize: str = "", adaptable: bool = False) -> None:
         config, wardrobe = read_config(folder), Wardrobe(torch.float32, device, adaptable=adaptable)
@@ -98,7 +102,10 @@ class Bench:
         return self.runner.run(step, self.cache)
 
     def says_the_same(self, sequences: list[Sequence], close: float) -> None:
-        """Whether steps are replayed or launched. The second has other rows, and finds what the first one left."""
+        """Assert that two steps give the same output whether they are replayed or launched.
+
+        The second step has other rows, and stale values of the first are in the static buffers.
+        """
         for _ in range(2):
             ours, theirs = (self.run(Step(decodes=sequences), replayed=replayed) for replayed in (True, False))
             assert not ours.failures
@@ -110,7 +117,10 @@ class Bench:
             sequences = sequences[1:] or sequences
 
     def begins_the_same(self, sequences: list[Sequence], num_steps: int) -> None:
-        """Whether each step is waited for, or begins before the last is over. Nobody is to be looked at."""
+        """Assert that steps give the same output whether each waits for the last or begins before the last is over.
+
+        No row may fail, since the step would have to be run again.
+        """
         step, given = Step(decodes=sequences), [list(sequence.tokens) for sequence in sequences]
         expected = []
         for _ in range(num_steps):
@@ -141,8 +151,11 @@ class Bench:
         return choices
 
     def filled(self, lengths: list[int], seed: int, room: int = 1) -> list[Sequence]:
-        """All but the last token of each stands in the cache; each has places for so many more. By the reference, since
-        an interpreter takes its time."""
+        """Return sequences of these lengths; all but the last token of each is in the KV cache.
+
+        Each sequence has blocks for `room` more tokens. The cache is filled with reference attention, since Triton's
+        interpreter is slow.
+        """
         generator, free = torch.Generator().manual_seed(seed), list(range(BLOCKS))
         found = []
         for number, length in enumerate(lengths):

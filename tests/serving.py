@@ -1,8 +1,8 @@
 """All of weft in one process: simulated shards behind real gRPC on unix sockets, the engine, the application on a port.
 
-A test tells a story to it with `play`. Shards that die, or that the engine wants replaced, are replaced, all of them
-together, which is the launcher's part. Waiting is for events: a step that is sent, a step that stands at the gate, a
-call of the core.
+A test is a coroutine that `play` runs with a server. When a shard dies, or when the engine wants the shards replaced,
+all of them are replaced together, as by the launcher. Tests wait for events: a step that is sent, a step that has
+reached the gate, a call of the scheduler.
 """
 
 import asyncio
@@ -42,6 +42,8 @@ ROUTER = {item.name for item in fields(RouterConfig)}
 
 
 class Weft:
+    """Server in this process without HTTP: simulated ranks, the engine, and a launcher that replaces the ranks."""
+
     def __init__(self, folder: Path, config: RouterConfig, models: list[SimulatedConfig],
                  worker: type[SimulatedWorker], *, gated: bool) -> None:
         self.config = config
@@ -74,7 +76,7 @@ class Weft:
     async def kill(self) -> None:
         await asyncio.gather(*(rank.kill() for rank in self.ranks))
 
-    # -- what a story does
+    # -- actions of a test
 
     def submit(self, *args: Any, **more: Any) -> Stream:
         return self.engine.submit(ask(*args, **more))
@@ -87,7 +89,7 @@ class Weft:
             heard.check(self.model)
 
     def watch(self, name: str) -> "asyncio.Queue[int]":
-        """The numbers of the sequences that this method of the core is called with from now on."""
+        """Return a queue of the sequence numbers with which this method of the scheduler is called from now on."""
         method, seen = getattr(self.core, name), asyncio.Queue[int]()
 
         def watched(number: int, now: float) -> Any:
@@ -106,7 +108,7 @@ class Weft:
         return self.ranks[0].service.calls
 
     async def check_idle(self) -> None:
-        """Everybody got an end, the next request works, and everything is back to zero on both sides."""
+        """Assert that all requests have ended, the next one works, and router and shards hold nothing."""
         await self.engine.drained()
         await self.settle()
         while True:
@@ -117,14 +119,14 @@ class Weft:
         self._check_zero()
 
     async def settle(self) -> None:
-        """Let everything that is under way come back."""
-        await asyncio.sleep(0)  # for the engine to plan once more: a Filter may be owed
+        """Wait until no step is in flight."""
+        await asyncio.sleep(0)  # for the engine to plan once more: a Filter may be pending
         while self.engine._under_way:
             await asyncio.wait([pending.answer for pending in self.engine._under_way])
             await asyncio.sleep(0)
 
     def check_base(self) -> None:
-        """At the end of every story: when nobody is served and no step is under way, nobody holds a block."""
+        """Assert that no block is held if no request is unfinished and no step in flight; called after every test."""
         core = self.core
         if not (self.engine.num_unfinished or self.engine._under_way or self.engine._loop.done()):
             assert not len(core.sequences)
@@ -156,7 +158,7 @@ class Weft:
             self.replace()
 
     def replace(self) -> "asyncio.Task[None]":
-        """Kill all ranks and start them anew."""
+        """Kill all ranks and start new ones."""
         if self._replacing is None or self._replacing.done():
             self._replacing = asyncio.create_task(self._replace_all())
         return self._replacing
@@ -172,7 +174,7 @@ class Weft:
 
 
 class Served(Weft):
-    """The same, behind HTTP."""
+    """Server in this process with its HTTP application on a port."""
 
     store: Store | None = None  # of adapters, if they are served
 
@@ -220,8 +222,11 @@ def events_of(text: str) -> list[dict[str, Any]]:
 async def weft(folder: Path, *, http: bool = False, ranks: int = 1, gated: bool = False,
                worker: type[SimulatedWorker] = SimulatedWorker, faults: str | tuple[str, ...] = "",
                store: Store | None = None, **settings: Any) -> AsyncIterator[Any]:
-    """`faults` are those of rank 0, or one script per rank. Settings are the router's where it has one of that name,
-    else the simulated model's."""
+    """Start a server, yield it, and check and stop it at the end.
+
+    `faults` is the fault script of rank 0, or one script per rank. Each setting goes to RouterConfig if this has a
+    field of that name, else to the simulated model.
+    """
     config = RouterConfig(**{name: value for name, value in settings.items() if name in ROUTER})
     model = SimulatedConfig(**{"time_scale": 1.0 if gated else 0.0, "num_blocks": 256}
                             | {name: value for name, value in settings.items() if name not in ROUTER})
@@ -247,7 +252,7 @@ def play(story: Callable[[Any], Awaitable[None]], folder: Path, **given: Any) ->
         async with asyncio.timeout(LIMIT), weft(folder, **given) as made:
             await story(made)
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others, timeout=2.0)  # what is about to end may do so
+            await asyncio.wait(others, timeout=2.0)  # for tasks that are about to end
 
     # The loop that the router runs on.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, flat_logs():
@@ -256,7 +261,10 @@ def play(story: Callable[[Any], Awaitable[None]], folder: Path, **given: Any) ->
 
 @contextmanager
 def flat_logs() -> Iterator[None]:
-    """pytest keeps log records; the tracebacks in them would keep channels and servers from being closed."""
+    """Replace tracebacks in log records by text.
+
+    pytest keeps log records; tracebacks in them would keep channels and servers from being closed.
+    """
     loggers = [logging.getLogger(name) for name in ("router.engine", "shard.orders")]
     for logger in loggers:
         logger.addFilter(flatten)

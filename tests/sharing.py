@@ -1,4 +1,4 @@
-"""The core and requests that share beginnings, for tests of the prefix cache. What shards would say is made up.
+"""Scheduler and requests with shared prefixes, for tests of the prefix cache. Step results are made up.
 
     core = scheduler(look_ahead=1)
     number = submit(core, text(48))
@@ -53,12 +53,12 @@ def newcomers(plan: Plan) -> dict[int, Newcomer]:
 
 
 def cached(plan: Plan) -> dict[int, int]:
-    """How many tokens every newcomer finds."""
+    """Return the number of cached tokens of each newcomer."""
     return {number: newcomer.num_cached for number, newcomer in newcomers(plan).items()}
 
 
 def run(core: Scheduler) -> dict[int, int]:
-    """Steps one after the other until there is nothing to do; returns what newcomers found."""
+    """Run steps until there is nothing to do; return the number of cached tokens of each newcomer."""
     found: dict[int, int] = {}
     while (plan := core.plan(0.0)) is not None:
         found |= cached(plan)

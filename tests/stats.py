@@ -1,4 +1,4 @@
-"""What `make stats` prints: sizes of files and functions, imports inside functions, comments per hundred lines."""
+"""Code statistics for `make stats`: sizes of files and functions, imports in functions, comments per 100 lines."""
 
 import ast
 import io

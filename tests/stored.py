@@ -1,4 +1,4 @@
-"""A store of adapters for tests, in place of the process: versions by name, some only for who has a token."""
+"""Fake adapter store in place of the store process: versions by name, one of which needs a token."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ class Store:
         self.questions: list[dict[str, Any]] = []
         self.digests = {name: f"d-{name}" for name in names or ("a", "b", "secret")}
         self.tokens = {"key"}
-        self.is_asked = asyncio.Event()  # for a version
+        self.is_asked = asyncio.Event()  # set by every question but `pin`
         self.let_go = asyncio.Event()
         self.let_go.set()
         self.is_closed = False

@@ -1,4 +1,4 @@
-"""A study without servers: records of every run of a plan, with latencies that a rule says."""
+"""Batching study without servers: records of every run of a plan, with latencies from a formula."""
 
 from array import array
 from collections.abc import Iterator, Sequence
@@ -27,11 +27,11 @@ TOKEN = 0.01  # seconds
 
 
 class House:
-    """Policies by what a request takes: alone a hundredth of a second a token."""
+    """Fake servers, one per policy. A request that runs alone takes TOKEN seconds per token."""
 
     def __init__(self) -> None:
         self.servers: list[dict[str, Any]] = []
-        self.asked: list[int] = []  # how many in each run, without those that warm up
+        self.asked: list[int] = []  # number of requests in each run, without warmup
 
     @contextmanager
     def serving(self, _: int, *, settings: dict[str, Any], **__: Any) -> Iterator[Server]:
@@ -51,7 +51,10 @@ class House:
 
 
 def at_once(asks: Sequence[Ask], concurrency: int | None, *, streamed: bool) -> list[Record]:
-    """Everybody takes a fifth longer for each of eight others. Who is not streamed waits for one of eight handlers."""
+    """Return records of a server that batches: requests take a fifth longer for each other one, up to eight.
+
+    A request that is not streamed waits for one of HANDLERS handlers.
+    """
     slower = 1 + min((concurrency or 2) - 1, 8) / 5
     free, records = [0.0] * HANDLERS, []
     for ask in asks:
@@ -63,7 +66,7 @@ def at_once(asks: Sequence[Ask], concurrency: int | None, *, streamed: bool) -> 
 
 
 def one_by_one(asks: Sequence[Ask], concurrency: int | None, *, streamed: bool) -> list[Record]:
-    """Users ask again when they were answered."""
+    """Return records of a server without batching; with `concurrency`, each user sends again after a response."""
     records: list[Record] = []
     free = 0.0
     for number, ask in enumerate(asks):
@@ -77,7 +80,7 @@ def one_by_one(asks: Sequence[Ask], concurrency: int | None, *, streamed: bool) 
 
 
 def answered(ask: Ask, sent: float, begun: float, seconds: float, heard: float | None) -> Record:
-    """Streamed, or at once by a server that tells its seconds since it heard the request."""
+    """Return the record of a response: streamed, or whole with the seconds that the server measured since `heard`."""
     ended = begun + seconds
     if heard is not None:
         return Record(ask, sent, ended, num_tokens=ask.output_tokens, told_seconds=ended - heard, status=200)
@@ -87,7 +90,7 @@ def answered(ask: Ask, sent: float, begun: float, seconds: float, heard: float |
 
 @cache
 def study(scope: Scope) -> Sequence[Taken]:
-    """All runs, as they are read from their files."""
+    """Return all runs of a study, read back from their files."""
     with TemporaryDirectory() as folder:
         experiments = House().experiments(Path(folder))
         empty = Plan(simulated(1.0), scope)

@@ -1,4 +1,4 @@
-"""What makers of the corpus make: drawn from a seed, and looked over for what must never be in it."""
+"""Samples that the makers of the corpus draw with a seed, and checks for flaws in them."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def talks(maker: Maker, count: int = 200, seed: object = 1) -> list[Talk]:
 
 
 def turns(maker: Maker, count: int = 200) -> Iterator[tuple[str, str]]:
-    """Every question with its answer, without what was thought."""
+    """Yield every question with its answer, without the reasoning."""
     for talk in talks(maker, count):
         asked = [message for message in talk.messages if message["role"] != "system"]
         for question, answer in zip(asked[::2], asked[1::2], strict=True):
@@ -43,7 +43,7 @@ def asked_text(messages: Sequence[Message]) -> str:
 
 
 def flaws(maker: Maker, count: int = 200) -> list[str]:
-    """Lines that no reader should see."""
+    """Return the lines that are not ASCII or match BAD."""
     lines = [line for item in made(maker, count) for text in texts(item) for line in text.split("\n")]
     return [line for line in lines if not line.isascii() or BAD.search(line)]
 

@@ -39,19 +39,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wide(model: Path) -> list[Path]:
-    """Adapters that change every linear."""
+    """Return two adapters that change every linear."""
     return [tiny_adapter(model, seed=seed, r=4) for seed in (1, 2)]
 
 
 @pytest.fixture(scope="module")
 def narrow(model: Path) -> Path:
-    """Of the same rank, for few."""
+    """Return an adapter of the same rank that changes only `q_proj`."""
     return tiny_adapter(model, seed=3, r=4, target_modules=["q_proj"])
 
 
 @pytest.fixture
 def broken(wide: list[Path], tmp_path: Path) -> Path:
-    """Cut off; the simulated worker, which reads no files, is told to refuse it."""
+    """Return an adapter with truncated weights; the simulated worker, which reads no files, rejects it by a fault."""
     folder = tmp_path / "broken"
     folder.mkdir()
     for path in wide[0].iterdir():
@@ -74,7 +74,7 @@ async def loaded(shard: Peer) -> list[int]:
 
 
 async def heard(shard: Peer, adapter: int, *, steps: int = 3) -> list[tuple[int, float]]:
-    """What a sequence says alone that goes by it, in an epoch of its own: tokens and their logprobs."""
+    """Return tokens and logprobs of a sequence that runs alone with this adapter, in a new epoch."""
     await shard.reset()
     answers = [await shard.send(prefill(1, Row(7, PROMPT, [0, 1], adapter=adapter)))]
     answers += [await shard.send(decode(1)) for _ in range(steps)]
@@ -173,7 +173,7 @@ class TestAdapters:
                 assert vectors_of(await shard.send(embed(PROMPT, adapters=[adapter]))) == [vector]
         play(story)
 
-    # -- coming and going
+    # -- loading and unloading
 
     def test_what_cannot_be_loaded_is_refused_and_nobody_notices(
             self, play: Any, narrow: Path, broken: Path) -> None:
@@ -191,7 +191,7 @@ class TestAdapters:
         play(story, faults="refuse@load:2")
 
     def test_it_comes_beside_the_steps(self, play: Any, narrow: Path) -> None:
-        """It is there though a message before which another is missing waits."""
+        """A load completes while an early message waits for the one before it."""
         async def story(shard: Peer) -> None:
             early = await shard.early(decode(1), order=2)
             assert (await load(shard, 5, narrow)).bytes > 0
@@ -200,7 +200,7 @@ class TestAdapters:
         play(story)
 
     def test_who_stays_notices_nothing_when_an_adapter_leaves(self, play: Any, wide: list[Path], narrow: Path) -> None:
-        """Whoever went by it is still in the batch until the next message."""
+        """A sequence with the unloaded adapter is still in the batch until the next message."""
         async def story(shard: Peer) -> None:
             await load(shard, 1, wide[0])
             await load(shard, 2, narrow)
@@ -226,7 +226,10 @@ class TestAdapters:
 
     def test_what_is_loaded_again_takes_the_place_of_what_was_there(
             self, play: Any, wide: list[Path], narrow: Path) -> None:
-        """As after a loss, when nobody heard that it had come; and nothing of it reaches who comes later."""
+        """After a loss of shards the router may load an adapter again whose first load it never saw completed.
+
+        The replaced adapter must not affect adapters that are loaded later.
+        """
         async def story(shard: Peer) -> None:
             await load(shard, 1, narrow)
             expected = await heard(shard, 1)
@@ -236,7 +239,7 @@ class TestAdapters:
             await load(shard, 2, narrow)
             assert await loaded(shard) == [1, 2]
             said = await heard(shard, 1), await heard(shard, 2)
-            if isinstance(shard.worker, ModelWorker):  # what the other says follows from the number
+            if isinstance(shard.worker, ModelWorker):  # output of the simulated worker depends on the number
                 assert said == (expected, expected)
             await unload(shard, 1)
             assert await loaded(shard) == [2]
@@ -252,7 +255,7 @@ class TestAdapters:
         play(story, faults="refuse@load:2")
 
     def test_what_is_not_loaded_cannot_be_unloaded(self, play: Any, narrow: Path) -> None:
-        """An adapter is no grammar of the same number."""
+        """Adapters and grammars are numbered separately."""
         async def story(shard: Peer) -> None:
             await load(shard, 5, narrow)
             grammar = pb.UnloadRequest(epoch=1, kind=pb.KIND_GRAMMAR, id=5)

@@ -1,5 +1,7 @@
-"""What is promised to who asks for adapters: each has its turn, and what fails costs nobody anything. The real core and
-the simulated shard under a virtual clock."""
+"""Guarantees for requests with adapters: each adapter gets its turn, and failed loads hardly delay other requests.
+
+The real scheduler and the simulated shard run under a virtual clock.
+"""
 
 import random
 from collections import Counter
@@ -20,7 +22,7 @@ PLENTY = 1000
 
 
 def world_of(*, places: int, fitting: int, clients: int) -> World:
-    """So many adapters may be there, and of so many the bytes fit."""
+    """Return a world in which `places` adapters may be loaded at once, and the bytes of `fitting` fit."""
     config = RouterConfig(max_batch_prefill_tokens=512, max_batch_size=64, max_total_tokens=200,
                           max_active_adapters=places, adapter_cycle_time_s=CYCLE, max_concurrent_requests=clients)
     model = SimulatedConfig(num_blocks=2000, max_positions=256, adapter_bytes=TAKES * fitting + TAKES // 2)
@@ -36,7 +38,7 @@ def client(name: str, adapter: int, arrival: float, length: int = 8) -> Client:
 
 
 def play(world: World, most: int) -> None:
-    """To the end, with never more than so many adapters on the shards."""
+    """Run to the end; assert that never more than `most` adapters are loaded."""
     while not world.is_at_rest:
         world.step()
         assert len(world.worker.ledger.loaded[pb.KIND_ADAPTER]) <= most
@@ -44,7 +46,7 @@ def play(world: World, most: int) -> None:
 
 
 def longest(world: World, *causes: Cause) -> float:
-    """The most that anybody spent on these together."""
+    """Return the longest time that a request spent on these causes together."""
     return max(sum(seconds for cause, seconds in story.seconds(world.now).items() if cause in causes)
                for story in world.stories if story is not None)
 
@@ -60,8 +62,8 @@ WAITING = frozenset(Cause) - RUNNING
 @pytest.mark.parametrize(("places", "fitting"), [(4, PLENTY), (PLENTY, 4)], ids=["places", "bytes"])
 def test_when_all_are_wanted_all_the_time_nobody_waits_for_longer_than_a_round(
         places: int, fitting: int, adapters: int) -> None:
-    """Which is adapters / places times the cycle, and as often who runs comes to its end and two adapters move."""
-    times = [0.15 * turn for turn in range(2 * adapters + 6)]  # shorter than an answer
+    """A round is adapters / places times the cycle time, the run of a request, an unload and a load."""
+    times = [0.15 * turn for turn in range(2 * adapters + 6)]  # intervals shorter than a response
     world = world_of(places=places, fitting=fitting, clients=adapters * len(times))
     for turn, at in enumerate(times):
         for adapter in range(1, adapters + 1):
@@ -72,12 +74,12 @@ def test_when_all_are_wanted_all_the_time_nobody_waits_for_longer_than_a_round(
     assert (rounds - 1) * CYCLE < waited <= rounds * (CYCLE + longest(world, *RUNNING) + 2 * MOVE)
 
 
-# -- what fails
+# -- failed loads
 
 
 @pytest.mark.slow
 def test_a_thousand_that_cannot_be_loaded_take_neither_places_nor_bytes() -> None:
-    """Others get what they would have got, at most two cycles later, and then there is room for as many as before."""
+    """Other requests get the same output, at most two cycles later; afterwards as many adapters fit as before."""
     def woven(*, broken: int) -> tuple[World, list[Client]]:
         world = world_of(places=4, fitting=4, clients=2000)
         world.load_fails = lambda resource: resource.id > PLENTY

@@ -1,4 +1,4 @@
-"""Pages that list things name all of them, and what they name is there."""
+"""Documentation pages list all modules, settings and dependencies, and the files, tests and links on them exist."""
 
 import ast
 import re
@@ -36,7 +36,7 @@ def modules() -> Iterator[str]:
 
 
 def methods() -> dict[str, set[str]]:
-    """Of each class of ours, by name."""
+    """Return the method names of each of our classes, by class name."""
     found: dict[str, set[str]] = {}
     for module in modules():
         for node in ast.walk(ast.parse(text(module))):

@@ -1,4 +1,4 @@
-"""The small models that tests load are what they are said to be."""
+"""The small checkpoints that tests load have their documented properties."""
 
 import json
 from pathlib import Path

@@ -42,7 +42,7 @@ WORKERS = {
     "simulated": lambda _, config: SimulatedWorker(config),
     "model": lambda model, config: ModelWorker(replace(config, model=str(model), threads=1)),
 }
-TELLERS = {  # of texts
+TELLERS = {  # workers that compute embeddings
     "simulated": lambda _, config: SimulatedWorker(config),
     "decoder": lambda folder, config: ModelWorker(
         replace(config, model=str(tiny_checkpoint(folder, "llama")), threads=1)),
@@ -66,21 +66,21 @@ def play(request: pytest.FixtureRequest, tmp_path: Path, model: Path) -> Callabl
 @pytest.fixture(params=TELLERS)
 def play_texts(request: pytest.FixtureRequest, tmp_path: Path,
                tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    """For workers that give vectors."""
+    """Return `play` for each kind of worker that computes embeddings."""
     return partial(play_with, partial(TELLERS[request.param], tmp_path_factory.getbasetemp()), tmp_path)
 
 
 @pytest.fixture(params=LABELLERS)
 def play_labels(request: pytest.FixtureRequest, tmp_path: Path,
                 tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    """For workers that give labels, and no vectors."""
+    """Return `play` for each kind of worker that computes labels and no embeddings."""
     labeller = partial(LABELLERS[request.param], tmp_path_factory.getbasetemp())
     return partial(play_with, labeller, tmp_path, num_labels=5, embedding_width=0, generation=False)
 
 
 @pytest.fixture
 def play_simulated(tmp_path: Path) -> Callable[..., None]:
-    """For what no worker with a real model can do, or can do yet."""
+    """Return `play` for the simulated worker, for features that no worker with a real model has yet."""
     return partial(play_with, SimulatedWorker, tmp_path)
 
 
@@ -262,7 +262,7 @@ class TestContract:
             assert await shard.code(prefill(1, Row(7, SHORT, [0]))) == Code.OK
         play(story)
 
-    # -- adapters and grammars, more of which stands in test_adapter_contract.py
+    # -- adapters and grammars; more in test_adapter_contract.py
 
     def test_a_load_never_ends_an_epoch(self, play: Any) -> None:
         async def story(shard: Peer) -> None:
@@ -275,7 +275,7 @@ class TestContract:
             assert await shard.code(prefill(1, Row(7, SHORT, [0]))) == Code.OK
         play(story)
 
-    # -- texts
+    # -- embeddings and labels
 
     def test_every_text_gets_a_vector_that_does_not_depend_on_the_others(self, play_texts: Any) -> None:
         async def story(shard: Peer) -> None:
@@ -303,7 +303,7 @@ class TestContract:
         play_labels(story)
 
     def test_texts_take_their_turn_among_the_steps(self, play: Any) -> None:
-        """They leave nothing behind, and take no part in batches."""
+        """Pooling steps leave no state behind and take no part in batches."""
         async def story(shard: Peer) -> None:
             second = await shard.early(embed(SHORT), order=2)
             alone = await shard.send(prefill(1, Row(7, SHORT, [0])), order=1)
@@ -550,7 +550,7 @@ class TestContract:
             assert await code_of(shard.stub.Warmup(WARMUP)) == Code.OK
         play(story, fresh=True)
 
-    # -- two ranks: whatever happens on the way, who applied the same messages holds the same
+    # -- two ranks: ranks that have applied the same messages hold the same state
 
     @staticmethod
     def script() -> list[Any]:
@@ -560,8 +560,10 @@ class TestContract:
                 decode(1), prefill(1, Row(10, PROMPT, [0, 3], cached=16), keep=keep(7)), decode(1)]
 
     async def send_all(self, shard: Peer, arrival: list[int], script: list[Any] | None = None) -> list[Code]:
-        """Every message in this order of arrival; what is answered, by order: of copies, to the one that came first,
-        whichever that was."""
+        """Send all messages in this order of arrival; return the status codes by order.
+
+        Of several copies of a message only the first to arrive counts; the others get ALREADY_EXISTS.
+        """
         script, codes = script or self.script(), {}
         calls = [(i, shard.send(script[i], order=i + 1)) for i in arrival]
         for i, call in calls:

@@ -1,4 +1,4 @@
-"""docs/deploy.md can be copied: its files parse, its flags exist, its times go together."""
+"""The examples in docs/deploy.md work as written: files parse, flags exist, timeouts are consistent."""
 
 import re
 import shutil
@@ -35,7 +35,7 @@ def pod() -> dict[str, Any]:
 
 
 def commands() -> Iterator[list[str]]:
-    """Every command line of weft on the page, as words."""
+    """Yield every command line of weft on the page, split into words."""
     for block in blocks("sh"):
         for line in block.replace("\\\n", " ").splitlines():
             if found := re.search(r"\bweft (serve|doctor)\b.*", line):

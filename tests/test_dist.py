@@ -1,5 +1,4 @@
-"""The wheel that `make dist` builds, and the archive of its sources: what is in them, how large they are, and whether
-weft serves where nothing else is installed."""
+"""The wheel that `make dist` builds and the source archive: contents, size, and serving from an installed wheel."""
 
 import os
 import subprocess
@@ -17,7 +16,7 @@ from launcher.demo.corpus.voices import VOICES
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("router", "shard", "launcher", "benchmarks")
-MOST = 10_000_000  # bytes; the model that comes with weft takes eight million of them
+MOST = 10_000_000  # bytes; the bundled demo model takes eight million of them
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +33,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment_with(wheel: Path, folder: Path) -> Path:
-    """A new environment, that has nothing but the wheel."""
+    """Create a virtual environment with nothing but the wheel; return its Python."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python, "install", "-q",
@@ -54,7 +53,7 @@ def test_the_wheel_has_the_model_its_voices_and_the_notices(wheel: Path) -> None
 
 
 def test_the_wheel_has_the_packages_and_nothing_that_was_measured(wheel: Path) -> None:
-    """It had 69 of 81 MB of records, which nothing reads when it runs."""
+    """Benchmark records, which nothing reads at run time, once were 69 of the wheel's 81 MB."""
     names = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
     modules = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert modules <= names
@@ -91,7 +90,7 @@ def test_benchmarks_run_from_the_wheel_and_keep_their_results_where_they_were_ca
 
 
 def test_weft_serves_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    """What weft needs is borrowed from here; weft itself is not, since it is installed there."""
+    """Dependencies come from the current environment, weft itself from the wheel."""
     python = environment_with(wheel, tmp_path / "environment")
     site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
@@ -104,7 +103,7 @@ def test_weft_serves_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_the_image_s_script_installs_the_commands_of_other_servers(wheel: Path, tmp_path: Path) -> None:
-    """Without a network, and with what weft needs borrowed from here."""
+    """The script runs without a network; dependencies come from the current environment."""
     environment, parts = tmp_path / "environment", tmp_path / "parts"
     venv.create(environment, with_pip=False)
     parts.mkdir()
@@ -130,7 +129,7 @@ def test_the_image_s_script_installs_the_commands_of_other_servers(wheel: Path, 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_weft_serves_where_the_wheel_was_installed_with_all_it_needs(wheel: Path, tmp_path: Path) -> None:
-    """From where pip looks for packages; takes minutes."""
+    """Dependencies come from pip's package index, which takes minutes."""
     venv.create(tmp_path / "environment", with_pip=True)
     python = tmp_path / "environment" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "-c", ROOT / "constraints.txt",

@@ -1,4 +1,4 @@
-"""The image: its Dockerfile, and the scripts that it consists of. The image as a whole is not built."""
+"""The Dockerfile and the scripts of the image. The image itself is not built."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def run(name: str, *arguments: str | Path, **environment: str) -> "subprocess.Co
 
 
 def program(folder: Path, name: str, text: str) -> dict[str, str]:
-    """An environment in which a program of this name is found first."""
+    """Write a shell script; return environment variables with which it is found first."""
     (path := folder / name).write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return {"PATH": f"{folder}:{os.environ['PATH']}"}
@@ -51,7 +51,7 @@ def test_every_step_is_a_script_that_is_there_and_can_be_run() -> None:
 
 
 def test_a_compiler_is_installed_and_the_lists_are_not_kept(tmp_path: Path) -> None:
-    """Triton takes it on a GPU."""
+    """Triton needs a C compiler on a GPU."""
     (lists := tmp_path / "lists").mkdir()
     (lists / "some").write_text("packages")
     done = run("compiler.sh", lists, **program(tmp_path, "apt-get", 'echo "$@"'))
@@ -107,7 +107,7 @@ def test_without_just_one_wheel_it_is_said_what_to_do(tmp_path: Path, wheels: tu
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Callable[..., tuple[list[str], dict[str, str]]]:
-    """What the entry point calls the launcher with: arguments, and those variables that may have been mapped."""
+    """Return a function that runs the entry point and returns the launcher's arguments and its mapped variables."""
     found = program(tmp_path, "text-generation-launcher", 'printf "%s\\n" "$@" --; env')
     program(tmp_path, "lorax-launcher", 'printf "%s\\n" lorax "$@" --; env')
 
@@ -151,7 +151,7 @@ class Health(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *args: object) -> None:
-        """Not on stderr."""
+        """Log nothing."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Who may import whom, and that what is light stays light."""
+"""Imports that are allowed between packages and of libraries, and modules that load no heavy libraries."""
 
 import ast
 import subprocess
@@ -14,12 +14,12 @@ OURS = ("router", "shard", "launcher", "benchmarks")
 ARROWS = {
     "launcher": {"router.config", "shard.config", "shard.logs", "shard.traces"},
     "router": {"shard.pb", "shard.logs", "shard.traces"},
-    # The core and the recorder are measured from inside, and so is what simulations foresee.
+    # Scheduler, recorder and simulation are measured in the benchmark's own process.
     "benchmarks": {"shard", *(f"router.{name}" for name in (
         "figures", "hashing", "messages", "policy", "recorder", "request", "scheduler", "simulate", "snapshot"))},
     "shard": set(),
 }
-ONLY = {  # packages that few may import
+ONLY = {  # libraries, and the only modules and packages that may import them
     "grpc": {"router/line.py", "router/losses.py", "router/wire.py", "router/shards.py", "shard", "benchmarks"},
     "aiohttp": {"router/http", "benchmarks"},
     "uvloop": {"router/__main__.py", "benchmarks"},
@@ -40,7 +40,7 @@ def modules(package: str) -> list[Path]:
 
 @cache
 def imports(path: Path) -> frozenset[str]:
-    """Full names, such as `router.config.RouterConfig` for what is imported from there."""
+    """Return the full names that a module imports, such as `router.config.RouterConfig`."""
     return frozenset(imported_names(path))
 
 
@@ -72,7 +72,7 @@ def test_a_library_is_imported_only_where_it_belongs(package: str) -> None:
 
 
 def loaded_by(*names: str) -> set[str]:
-    """The top-level packages that a fresh Python has after importing these modules."""
+    """Return the top-level packages that a new Python process has loaded after importing these modules."""
     program = f"import sys, {', '.join(names)}; print(*{{name.split('.')[0] for name in sys.modules}})"
     return set(subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
                .stdout.split())
@@ -89,7 +89,7 @@ def test_the_router_never_loads_torch() -> None:
 
 @pytest.mark.slow
 def test_the_launcher_loads_nothing_of_what_its_children_need() -> None:
-    """How the demo model was made is no part of it."""
+    """The code that made the demo model is left out."""
     own = [path for path in modules("launcher") if "demo" not in path.parts]
     assert not (HEAVY | {"grpc", "aiohttp", "google", "tokenizers"}) & loaded_by(*map(module_name, own))
 

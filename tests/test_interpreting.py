@@ -1,4 +1,4 @@
-"""Kernels under Triton's interpreter have the bits that they have on any processor, whatever NumPy multiplies with."""
+"""Kernels under Triton's interpreter give the same bits on any processor, whatever library NumPy multiplies with."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from interpreting import row_wise_product
 from torch import Tensor
 
-pytest.importorskip("triton")  # which comes for Linux only
+pytest.importorskip("triton")  # available on Linux only
 
 import triton
 import triton.language as tl
@@ -38,7 +38,7 @@ def test_a_row_has_its_bits_at_any_place_and_beside_any_other(dtype: torch.dtype
 
 
 def test_terms_are_added_in_one_order() -> None:
-    """Which only elementwise operations of IEEE 754 can tell: a sum of four, half by half."""
+    """Four terms are added half by half; the values are such that another order gives another sum."""
     terms = np.float32([1.0, 1e8, 2.0, -1e8])
     ((found,),) = row_wise_product(terms[None, :], np.ones((4, 1), np.float32), np.dtype(np.float32))
     assert found == (terms[0] + terms[2]) + (terms[1] + terms[3]) == 3.0

@@ -1,4 +1,4 @@
-"""The set-up that `make` does by itself: with a Python and a pip that only pretend, in a path with blanks."""
+"""The environment that `make` sets up, tested with a fake Python and pip in a path with blanks."""
 
 import os
 import re
@@ -42,7 +42,7 @@ class Checkout:
         path.chmod(0o755)
 
     def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """As from a shell, also when the tests themselves are run by make."""
+        """Run make as from a shell, even if the tests themselves are run by make."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
         return subprocess.run(["make", "PYTHON=./my python", *arguments], cwd=self.folder, env=environment,
                               capture_output=True, text=True, check=False)
@@ -126,7 +126,7 @@ def test_new_requirements_are_installed(checkout: Checkout) -> None:
 
 @pytest.fixture
 def machine(checkout: Checkout) -> Checkout:
-    """With a GPU, and the wheels that it lacks."""
+    """Return a checkout whose fake Python has a GPU, with wheels to install."""
     checkout.python(LOGGED)
     (checkout.folder / ".gpu-wheels").mkdir()
     (checkout.folder / ".gpu-wheels/one.whl").touch()
@@ -137,7 +137,7 @@ def test_the_gpu_is_checked_with_wheels_that_were_there_before(machine: Checkout
     assert machine.make("gpu-check").returncode == 0
     install, *tests = machine.log()
     assert install.endswith("--no-index --no-deps --target .gpu-site .gpu-wheels/one.whl")
-    exact = "tests/gpu/test_exact.py"  # by itself
+    exact = "tests/gpu/test_exact.py"  # has a pytest run of its own
     assert [test.partition("--durations=10 ")[2] for test in tests] == [f"tests/gpu --ignore={exact}", exact]
     assert all("-m gpu" in test for test in tests)
     assert machine.make("gpu-check", "ARGS=tests/gpu/test_model.py").returncode == 0

@@ -1,4 +1,4 @@
-"""deploy/: the dashboard and the alerts ask for metrics and labels that are there, and each alert has its tests."""
+"""The dashboard and alerts in deploy/ use metrics and labels that exist, and each alert has its tests."""
 
 import json
 import os
@@ -28,7 +28,7 @@ DEPLOY = Path(__file__).parents[1] / "deploy"
 LIMITS = Limits(max_input_tokens=1000, max_total_tokens=4000)
 FAMILIES = {family.name: family for family in families(LIMITS, 1, adapters=True)}
 PARTS = ("_bucket", "_sum", "_count")
-ADDED = {"instance", "job", "le"}  # labels that Prometheus has, and those of buckets
+ADDED = {"instance", "job", "le"}  # labels that Prometheus adds, and the label of buckets
 
 
 @cache
@@ -44,7 +44,7 @@ def rules() -> dict[str, dict[str, Any]]:
 
 @cache
 def cases() -> list[tuple[str, list[str], bool]]:
-    """Of each check of the rules' tests: the alert, the series that it is given, and whether it fires."""
+    """Return each check in the rules' tests: the alert, its input series, and whether the alert fires."""
     return list(all_cases())
 
 
@@ -56,18 +56,18 @@ def all_cases() -> Iterator[tuple[str, list[str], bool]]:
 
 
 def asked() -> list[str]:
-    """Of panels and rules."""
+    """Return the expressions of all panels and rules."""
     panels = [target["expr"] for panel in dashboard() for target in panel.get("targets", ())]
     return panels + [rule["expr"] for rule in rules().values()]
 
 
 def expressions() -> list[str]:
-    """Those, and the series of the rules' tests."""
+    """Return all expressions, and the series of the rules' tests."""
     return asked() + [series for _, given, _ in cases() for series in given]
 
 
 def family_of(name: str) -> str:
-    """Of a name in an expression; histograms are asked for by their parts."""
+    """Return the metric family of a name in an expression; histograms are queried by bucket, sum or count."""
     if name in FAMILIES:
         assert FAMILIES[name].kind is not Kind.HISTOGRAM, f"{name} has no line of its own"
         return name
@@ -143,7 +143,7 @@ def test_each_alert_has_a_line_that_says_what_to_look_at() -> None:
 
 
 def promtool(*words: str, given: str = "") -> tuple[int, set[str]]:
-    """Its exit code, and what it says."""
+    """Run promtool; return its exit code and its output lines."""
     found = os.environ.get("PROMTOOL") or shutil.which("promtool")
     if found is None:
         pytest.skip("promtool is not installed (Debian, Ubuntu: apt install prometheus; or PROMTOOL=/path/to/promtool)")
@@ -159,9 +159,11 @@ def test_promtool_finds_that_the_rules_do_what_their_tests_say(words: tuple[str,
 
 
 def accepted() -> set[str]:
-    """All that promtool may find fault with: names that are not ours to choose. Counters are called as
-    text-generation-inference calls them, without `_total`, two of them with `_count`, and those that are new follow
-    them; names with a colon are those that Kubernetes' gateway asks for."""
+    """Return the complaints of promtool that are accepted: they are about names that we did not choose.
+
+    Counters have the names of text-generation-inference, without `_total` and two of them with `_count`; our own
+    counters follow that style. Names with a colon are those that the Kubernetes gateway queries.
+    """
     counters = [name for name, family in FAMILIES.items() if family.kind is Kind.COUNTER]
     return {
         *(f'{name} counter metrics should have "_total" suffix' for name in counters),
@@ -171,7 +173,7 @@ def accepted() -> set[str]:
 
 
 def check_page(page: str) -> None:
-    """With code 3 it says that it would have given other names."""
+    """Assert that promtool accepts the page; with exit code 3 promtool complains about names only."""
     code, told = promtool("check", "metrics", given=page)
     assert told <= accepted()
     assert code == (3 if told else 0)

@@ -1,5 +1,7 @@
-"""What is promised when more comes than can be served: waits that are foreseen, bounds that are kept, nothing wasted.
-The real core under a virtual clock."""
+"""Guarantees under overload: waits are predicted, queue bounds are kept, no capacity is wasted.
+
+The real scheduler runs under a virtual clock.
+"""
 
 import random
 from dataclasses import replace
@@ -22,8 +24,10 @@ def wanted(rng: random.Random, prompt: Range, output: Range, timeout: float | No
 
 
 def waves(seed: int, policy: Policy, num_blocks: int, load: tuple[float, Range, Range]) -> list[Life]:
-    """Twice the rate for twenty seconds, then half of it, and so on; those of the second half of the time that waited
-    for more than a few steps."""
+    """Run requests at twice the rate for twenty seconds, then at half the rate, and so on.
+
+    Return the requests from the second half of the time that waited for more than 0.1 seconds.
+    """
     rng, at = random.Random(seed), 0.0
     world = Clockwork(policy, GPU_8B, num_blocks, seed=seed, foresee=True)
     rate, prompt, output = load
@@ -62,12 +66,12 @@ def test_nobody_starts_after_its_time_has_run_out() -> None:
         assert starts.get(number, 0.0) <= life.arrival + life.request.timeout
         assert life.ended_at is not None
         assert life.ended_at <= life.arrival + life.request.timeout + 0.1 or not life.is_expired
-    assert world.refused > 50  # who would not start in time is told so at once
+    assert world.refused > 50  # requests that would not start in time are rejected at once
     assert sum(life.is_expired for life in world.lives.values()) > 5
 
 
 def throughput(rate: float, seconds: float, **policy: float) -> tuple[Clockwork, float]:
-    """Tokens a second of those who were served, from the fifth second on."""
+    """Return the simulation and its generated tokens per second, from the fifth second on."""
     world, rng, at = Clockwork(replace(POLICY, max_batch_size=32, **policy), GPU_8B, seed=1), random.Random(1), 0.0
     while at < seconds:
         at += rng.expovariate(rate)

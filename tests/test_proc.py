@@ -12,7 +12,7 @@ WAIT = "import sys; sys.stdin.read()"
 
 
 def test_threads_that_end_meanwhile_lose_no_child() -> None:
-    """The listing of tasks is older than what is read of each."""
+    """A thread may end between the listing of threads and the reading of its children."""
     looked = threading.Event()
 
     def come_and_go() -> None:

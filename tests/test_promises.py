@@ -1,5 +1,7 @@
-"""What the policy promises, in figures: the stall promise, yielding against reserving, and what each setting moves.
-The real core under a virtual clock; no wall-clock time is measured."""
+"""Guarantees of the scheduler in figures: the stall promise, preemption against reservation, and all settings' effects.
+
+The real scheduler runs under a virtual clock; no wall-clock time is measured.
+"""
 
 import random
 from dataclasses import replace
@@ -16,7 +18,7 @@ from router.costs import CostModel, Load
 from router.policy import Policy
 from router.request import ANYONE, Request, Tenant
 
-# An 8B model on one GPU: 16 GB of bf16 weights, 128 kB of cache a place. A 0.5B model on two CPU cores.
+# An 8B model on one GPU: 16 GB of bf16 weights, 128 kB of KV cache per token. A 0.5B model on two CPU cores.
 GPU_8B = Model(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")
 CPU_HALF_B = Model(0.019, 3e-4, 7e-4, 2.5e-7, "cpu")
 MODELS = {"8B on a GPU": (GPU_8B, 0.050), "0.5B on two cores": (CPU_HALF_B, 0.150)}
@@ -28,7 +30,7 @@ def request(number, prompt, output, **fields):
 
 
 def unlucky(rng):
-    """Model times lognormal(0.1), and one step in a hundred three times that."""
+    """Return the factor on a step's time, lognormal(0.1) and tripled in 1 % of the steps, and whether tripled."""
     outlier = rng.random() < 0.01
     return rng.lognormvariate(0, 0.1) * (3.0 if outlier else 1.0), outlier
 
@@ -37,7 +39,7 @@ def unlucky(rng):
 
 
 def long_prompts(model, promise, arrivals, assumed=1.0):
-    """8,192-token prompts arrive while 64 sequences decode: whoever ends is followed by another."""
+    """Run 8,192-token prompts while 64 sequences decode; each decoding sequence that ends is replaced by another."""
     world = Clockwork(replace(ROOMY, stall_seconds=promise), model, seed=1, luck=unlucky)
     world.assume(assumed)
     prompts = [request(n, 8192, 1) for n in range(arrivals)]
@@ -63,8 +65,7 @@ def decoding(rng):
 
 
 def stalls(world, model, skip=0):
-    """How much longer each mixed step took than the model takes without the chunks, hiccups left out, and the first
-    steps of all if so wished."""
+    """Return the seconds that prompt chunks added to each mixed step, without outliers and the first `skip` steps."""
     mixed = [step for step in world.taken[skip:]
              if step.chunk_load.chunk_tokens and step.load.rows > step.chunk_load.rows and not step.is_outlier]
     return [step.seconds - model.seconds(Load(step.load.rows - step.chunk_load.rows, 0,
@@ -92,11 +93,11 @@ def test_with_a_model_wrong_by_two_the_promise_holds_again_after_fifty_steps(nam
     assert sum(stall <= 1.1 * promise for stall in found) / len(found) >= 0.99
 
 
-# -- the share of those who wait
+# -- the share of waiting prompts
 
 
 class Cautious(CostModel):
-    """Knows what steps cost, and how unlucky they may be."""
+    """Cost model with true coefficients and a given caution factor, which learns nothing."""
 
     caution = 1.0
 
@@ -105,8 +106,10 @@ class Cautious(CostModel):
 
 
 def newcomers(model, decoding, waiting, prompt, caution):
-    """So many sequences decode for long when so many requests for one token come at once. Returns the world, and when
-    they came."""
+    """Run `waiting` requests for one token that arrive at once while `decoding` sequences decode.
+
+    Return the simulation and the time of arrival.
+    """
     world = Clockwork(replace(ROOMY, stall_seconds=0.05, max_batch_size=128), model)
     world.core.costs = costs = Cautious((model.per_step, model.per_row, model.per_token, model.per_place))
     costs.caution = caution
@@ -128,7 +131,7 @@ def newcomers(model, decoding, waiting, prompt, caution):
        token=st.floats(0.001, 0.5), caution=st.floats(1.0, 3.0))
 def test_however_slow_a_step_decodes_hold_newcomers_up_for_no_longer_than_their_prompts_take(
         *, step, decoding, waiting, blocks, token, caution):
-    """And prompts hold up who decodes by no more than was promised or earned: L5, from outside."""
+    """Prompts delay decoding sequences by no more than the stall promise or what they earned: L5, from outside."""
     model = Model(0.7 * step, 0.3 * step / 64, token * step, 1e-9)
     world, came = newcomers(model, decoding, waiting, 16 * blocks, caution)
     alone = model.seconds(Load(decoding, 0, 100 * decoding))
@@ -136,19 +139,19 @@ def test_however_slow_a_step_decodes_hold_newcomers_up_for_no_longer_than_their_
     prompt = model.seconds(Load(1, 16 * blocks, 16 * blocks)) - model.seconds(Load()) + blocks * model.per_row
     lives = [life for life in world.lives.values() if life.arrival >= came]
     for place, life in enumerate(lives, 1):
-        # Beside its prompt and those before it: the steps under way, its own step, and whoever shares that.
+        # Besides its prompt and those before it: the steps in flight, its own step, and the others in that step.
         assert life.wait <= 2.0 * place * prompt * 1.01 + 4.0 * alone + max(0.05, 2.0 * alone)
     most = max(0.05, 2.0 * alone * max(1.0, waiting / decoding), block)
     gaps = [b - a for life in world.lives.values() for a, b in pairwise(life.token_times) if a > came]
     assert max(gaps) <= 1.01 * (alone + most)
 
 
-# A 0.5B model in float32 on two cores without AVX-512: a step takes longer than the promise to those who decode.
+# A 0.5B model in float32 on two cores without AVX-512: a step takes longer than the stall promise allows to add.
 SLOW_HALF_B = Model(0.17, 0.0083, 0.0053, 1e-6, "cpu")
 
 
 def closed_loop(clients, stall_seconds, rounds=4):
-    """Returns tokens a second and the median wait for a first token."""
+    """Return tokens per second and the median time to first token of clients that each wait for their response."""
     world = Clockwork(replace(ROOMY, stall_seconds=stall_seconds), SLOW_HALF_B, seed=1, luck=unlucky, latency=0.001)
     world.on_end = lambda _: len(world.lives) < clients * rounds and world.arrive(
         request(len(world.lives), 128, 128), world.now + 0.003)
@@ -168,11 +171,15 @@ def test_on_a_slow_machine_the_default_serves_as_much_as_any_longer_stall(client
     assert wait <= 1.2 * its_wait
 
 
-# -- yielding
+# -- preemption
 
 
 def burst(seed, max_yields, model, *, cached=False):
-    """64 requests at once whose final lengths sum to twice the cache. Cached or not, none shares with another."""
+    """Run 64 requests at once whose final lengths sum to twice the cache; no two requests share a prefix.
+
+    With `cached` each request may find its own blocks in the prefix cache. Return the recomputed tokens as a share of
+    all tokens, and the total time.
+    """
     rng = random.Random(seed)
     requests = [request(n, rng.randint(32, 256), rng.randint(16, 512)) for n in range(64)]
     if cached:
@@ -204,11 +211,11 @@ def test_with_the_cache_yielding_recomputes_less():
     assert median(shares) <= 0.10
 
 
-# -- what each setting moves
+# -- the effect of each setting
 
 
 def crowd(prompt=256, gap=0.02, num_blocks=40_000, block_size=16, latency=0.0, **policy):
-    """80 requests, one after the other; returns the world when all are served."""
+    """Run 80 requests that arrive `gap` seconds apart; return the simulation when all are served."""
     world = Clockwork(replace(ROOMY, **policy), GPU_8B, num_blocks, seed=3, block_size=block_size, latency=latency)
     for number in range(80):
         world.arrive(request(number, prompt, 128), gap * number)
@@ -220,7 +227,7 @@ def mean_wait(world):
 
 
 def longest_gap(world):
-    """The longest time that a sequence had to wait between two of its tokens."""
+    """Return the longest time between two tokens of a sequence."""
     return max(b - a for life in world.lives.values() for a, b in pairwise(life.token_times))
 
 
@@ -275,7 +282,7 @@ def test_max_queue_ms_bounds_the_wait_itself():
 
 
 def conversations(**policy):
-    """Requests of eight kinds, each with a beginning of its own, in a cache that holds half of the beginnings."""
+    """Run requests with eight different prefixes in a cache that holds half of the prefixes."""
     world = Clockwork(replace(ROOMY, max_batch_size=2, **policy), GPU_8B, 200, seed=3)
     for number in range(160):
         prompt = (number % 8,) * 640 + (number,)

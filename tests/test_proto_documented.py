@@ -1,4 +1,4 @@
-"""The contract says of everything in it what it means. What walks the text finds all that the generated code knows."""
+"""Everything in proto/shard.proto has a comment; the parser that checks this finds all that the generated code has."""
 
 import re
 from collections.abc import Iterator
@@ -12,15 +12,17 @@ from shard.pb import shard_pb2 as pb
 CONTRACT = Path(__file__).parents[1] / "proto" / "shard.proto"
 BLOCK = re.compile(r"(message|enum|service|oneof) (\w+) {")
 METHOD = re.compile(r"rpc (\w+)\(")
-VALUE = re.compile(r"(?:repeated |optional )?(?:[\w.]+ |map<.+> )?(\w+) = \d+")  # of an enum, or a field
-COMMENT = re.compile(r"//.*\w")  # a rule drawn between sections says nothing
-TRANSPARENT = "oneof"  # its fields are those of the message
+VALUE = re.compile(r"(?:repeated |optional )?(?:[\w.]+ |map<.+> )?(\w+) = \d+")  # an enum's value, or a field
+COMMENT = re.compile(r"//.*\w")  # a line of dashes between sections is no comment
+TRANSPARENT = "oneof"  # the fields in it are fields of the message
 
 
 def things(text: str) -> Iterator[tuple[str, bool]]:
-    """Messages, enums, their values, fields, methods and groups of fields that exclude one another, by full name, and
-    whether each has a comment of its own: on the line above it, or behind it. Not the service: the head of the file is
-    about it."""
+    """Yield the full name of every message, enum, enum value, field, oneof and method, and whether it has a comment.
+
+    The comment is on the line above or at the end of the line. The service is left out, since the head of the file
+    describes it.
+    """
     around: list[tuple[str, str]] = []
     above = ""
     for line in map(str.strip, text.splitlines()):
@@ -43,7 +45,7 @@ def undocumented(text: str) -> list[str]:
 
 
 def known() -> Iterator[str]:
-    """To the generated code."""
+    """Yield the full names of everything in the generated code but the service."""
     contract = pb.DESCRIPTOR
     for message in contract.message_types_by_name.values():
         yield from inside(message)
@@ -54,7 +56,7 @@ def known() -> Iterator[str]:
 
 
 def inside(message: Descriptor) -> Iterator[str]:
-    """Nothing but fields: messages and enums all stand at the top."""
+    """Yield the full names of a message, its fields and oneofs; messages and enums must not be nested."""
     assert not [*message.nested_types, *message.enum_types]
     names = [*message.fields_by_name, *message.oneofs_by_name]
     yield from [message.name, *(f"{message.name}.{name}" for name in names)]

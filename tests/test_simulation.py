@@ -1,5 +1,5 @@
-"""Seeded schedules of the real core with the simulated shard: random settings, clients and faults, all laws after every
-event. A failing seed is run again alone with `pytest tests/test_simulation.py -k "[SEED]"`.
+"""Seeded schedules of the real scheduler with the simulated shard: random settings, clients and faults, and all laws
+checked after every event. A failing group of 20 seeds is run alone with `pytest tests/test_simulation.py -k "[START]"`.
 """
 
 import os
@@ -43,7 +43,7 @@ def random_world(seed, **more):
         static_window_ms=rng.choice([0.0, 200.0]), static_equal_lengths=rng.random() < 0.3,
         recompute=rng.random() < 0.2)
     faults = [random_fault(rng) for _ in range(rng.choice([0, 1, 5, 10]))] + [f"poison@{POISON}"]
-    share = rng.choice([0.0, 0.0, 0.3, 0.7, 1.0])  # of those that want no text
+    share = rng.choice([0.0, 0.0, 0.3, 0.7, 1.0])  # of pooling requests
     model = SimulatedConfig(
         generation=share < 1.0, num_labels=5,
         num_blocks=rng.choice([14, 20, 40, 100]), tokens_per_step=rng.choice([1, 1, 1, 3]), max_positions=256,
@@ -72,7 +72,7 @@ def random_clients(rng, adapters, share):
             prompt = (*prompt, POISON)
         wish = rng.choice(EMBEDDED) if rng.random() < share else Wish.TEXT
         if wish in EMBEDDED:
-            prompt = prompt[-rng.choice([30, 30, 120]):]  # what a step cannot hold fails at once
+            prompt = prompt[-rng.choice([30, 30, 120]):]  # prompts too long for one step fail at once
         output = rng.randint(1, 70) if wish is Wish.TEXT else 0
         request = Request(
             str(number), prompt, output, wish=wish, key=rng.getrandbits(64), end_tokens=frozenset({256}),
@@ -96,7 +96,7 @@ def run(seed):
     world.check_replay()
     for client in world.everyone:
         if client.end.startswith("failed: the step failed"):
-            # Whoever is called guilty was alone in a step of the last epoch that it was in.
+            # A sequence that is blamed was alone in a step of the last epoch that it took part in.
             epoch = max(plan.epoch for _, plan in world.sent if client.number in plan.members)
             assert (client.number,) in [plan.members for _, plan in world.sent if plan.epoch == epoch]
     return world

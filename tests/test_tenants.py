@@ -1,5 +1,7 @@
-"""What tenants are promised, in figures: service by weight, whoever floods, and that a quiet one hardly notices.
-The real core under a virtual clock."""
+"""Guarantees for tenants in figures: service by weight under any flood, and hardly longer waits for a quiet tenant.
+
+The real scheduler runs under a virtual clock.
+"""
 
 import random
 from itertools import pairwise
@@ -16,7 +18,7 @@ CPU_HALF_B = Model(0.019, 3e-4, 7e-4, 2.5e-7, "cpu")
 PROMISE = {"cuda": 0.050, "cpu": 0.150}
 WINDOW = 1000  # steps
 LONG = pytest.mark.long
-ALIKE = (16, 256), (16, 256)  # how long answers are
+ALIKE = (16, 256), (16, 256)  # output lengths of two tenants
 LONG_AND_SHORT = (200, 400), (16, 64)
 
 
@@ -31,7 +33,7 @@ def wanted(rng: random.Random, tenant: Tenant, output: tuple[int, int] = (16, 25
 
 
 class Service:
-    """What each tenant got, by windows of steps: tokens computed for it, those that it generated counted double."""
+    """Service of each tenant per window of steps: its computed tokens, with generated tokens counted double."""
 
     def __init__(self, world: Clockwork, tenants: list[Tenant]) -> None:
         self._world, self._tenants = world, tenants
@@ -46,7 +48,7 @@ class Service:
         return sum(len(life.request.prompt) + PER_GENERATED_TOKEN * len(life.token_times) for life in lives)
 
     def fairness(self) -> list[float]:
-        """Jain's index of every window: 1 where all got the same for their weight."""
+        """Return Jain's index of every window: 1 if all tenants got the same service for their weight."""
         shares = [[after - before for before, after in zip(*marks, strict=True)] for marks in pairwise(self.marks)]
         return [sum(each) ** 2 / (len(each) * sum(share ** 2 for share in each)) for each in shares]
 
@@ -68,7 +70,7 @@ def test_tenants_get_their_shares_though_one_asks_a_hundred_times_as_much(
         world.arrive(wanted(rng, tenant, output_of[tenant.name]), world.now)
 
     world.on_end = follow
-    for tenant in [other] * 30 + [flood] * 3000:  # thirty wait, or run, at any time
+    for tenant in [other] * 30 + [flood] * 3000:  # as many of each are unfinished at any time
         world.arrive(wanted(rng, tenant, output_of[tenant.name]))
     world.run(until=lambda w: service.note() or len(w.taken) >= 5 * WINDOW)
     assert len(service.fairness()) >= 4
@@ -76,7 +78,7 @@ def test_tenants_get_their_shares_though_one_asks_a_hundred_times_as_much(
 
 
 def quiet_waits(model: Model, num_flooding: int, rate: float, **more: int) -> tuple[list[float], float]:
-    """Of a tenant that asks now and then, sorted; and how long the longest steps take."""
+    """Return the sorted waits of a tenant with few requests, and the 99th percentile of the steps' seconds."""
     world, rng, own = made(model, **more), random.Random(5), random.Random(9)
     flood, quiet = Tenant("flood"), Tenant("quiet")
     served = []
@@ -107,5 +109,5 @@ def quiet_waits(model: Model, num_flooding: int, rate: float, **more: int) -> tu
 def test_a_quiet_tenant_waits_hardly_longer_than_alone(model: Model, rate: float, more: dict[str, int]) -> None:
     alone, _ = quiet_waits(model, 0, rate, **more)
     flooded, step = quiet_waits(model, 2000, rate, **more)
-    assert flooded[297] <= 1.2 * alone[297] + step  # the 99th of a hundred
+    assert flooded[297] <= 1.2 * alone[297] + step  # the 99th percentile
     assert flooded[-1] < 1.0

@@ -1,4 +1,4 @@
-"""The check of L5 finds who does not keep it."""
+"""The check of law L5 detects schedulers that violate the law."""
 
 import pytest
 from test_simulation import random_world

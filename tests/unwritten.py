@@ -1,4 +1,4 @@
-"""Memory that nobody wrote yet is not a number: who reads it is found out."""
+"""Uninitialized tensors filled with NaN, so that reading them before writing is detected."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tokenizers as models have them, small, one for each way of making text of tokens; and what text that must be."""
+"""Small tokenizers, one for each way in which models decode tokens, and the text that they must decode to."""
 
 import codecs
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ WORDS = ("warp", "weft", "s", "é", "織", "🧵", ".", "!", "'", "n't")
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """`tokens` are worth drawing from; `text` is that of some tokens, by other means than ours."""
+    """A tokenizer, the tokens that tests draw from, and `text`, a decoder independent of ours where there is one."""
 
     tokenizer: Tokenizer
     tokens: tuple[int, ...]
@@ -41,7 +41,7 @@ def numbered(texts: Iterable[str]) -> dict[str, int]:
 
 
 def byte_level() -> Style:
-    """As GPT-2 and Llama 3 have it: tokens are bytes, cut wherever it pays, also within characters."""
+    """Return a tokenizer like that of GPT-2 and Llama 3: tokens are byte strings, cut also within characters."""
     letter = {byte: letter for letter, byte in byte_letters().items()}
     whole = [*WORDS, " warp", " weft", "\n\n", " ", "é 織", REPLACEMENT]
     parts = [b" \xe7", b"\xb9", b"\xb9\x94", b"\x94", b"\xc3", b"\xa9\xc3", b"\xa9", b"\xf0\x9f", b"\x9f\xa7", b"\xb5",
@@ -55,7 +55,10 @@ def byte_level() -> Style:
 
 
 def sentencepiece() -> Style:
-    """As Llama 2 has it: a blank belongs to the word behind it and is dropped before the first; the rest is bytes."""
+    """Return a tokenizer like that of Llama 2: a blank belongs to the word after it, and characters fall back to bytes.
+
+    The blank before the first word is dropped.
+    """
     pieces = ["<unk>", "▁", "▁▁", *WORDS, *(f"▁{word}" for word in WORDS), "we▁ft", REPLACEMENT]
     vocabulary = numbered([*pieces, *(f"<0x{byte:02X}>" for byte in range(256))])
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
@@ -69,7 +72,10 @@ def sentencepiece() -> Style:
 
 
 def as_sentencepiece(tokenizer: tokenizers.Tokenizer, ids: Sequence[int]) -> str:
-    """The library breaks a whole run of bytes for one that is broken; sentencepiece itself only that one."""
+    """Decode as sentencepiece itself does: only an invalid byte becomes a replacement character.
+
+    The tokenizers library replaces the whole run of bytes around an invalid one.
+    """
     special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
     names = [tokenizer.id_to_token(token) for token in ids if token not in special]
     return b"".join(map(bytes_of, filter(None, names))).decode(errors="each broken byte").removeprefix(" ")
@@ -83,7 +89,7 @@ codecs.register_error("each broken byte", lambda error: (REPLACEMENT, error.star
 
 
 def unigram() -> Style:
-    """As T5 has it: likewise, without bytes."""
+    """Return a tokenizer like that of T5: as `sentencepiece`, but without byte tokens."""
     pieces = ["<unk>", "▁", "▁▁", *WORDS, *(f"▁{word}" for word in WORDS), REPLACEMENT]
     tokenizer = tokenizers.Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], 0, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -92,7 +98,7 @@ def unigram() -> Style:
 
 
 def wordpiece() -> Style:
-    """As BERT has it: blanks between words, none before what goes on a word, none before some marks."""
+    """Return a tokenizer like that of BERT: blanks between words, but not before `##` pieces and some punctuation."""
     marks = [",", "?", "'s", "'re", "do", "not", "do not", REPLACEMENT]
     pieces = ["[UNK]", *WORDS, *(f"##{word}" for word in WORDS), *marks]
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocab=numbered(pieces), unk_token="[UNK]"))

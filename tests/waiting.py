@@ -1,8 +1,8 @@
-"""L5: how long those who could go on may be left out, and how much longer prompts may make a step.
+"""Check of law L5: how long prompts may be left out of steps, and how much longer they may make a step.
 
-Looks at a core right behind each plan, when nothing else has happened yet. Under mixed steps both halves of the law are
-in seconds that the core predicts: prompts add no more than the stall promise or what they earned, and they are left out
-only while what they earned is less than a block costs.
+The check runs directly after each plan, before anything else changes the core. With mixed steps both bounds are in
+seconds that the core predicts: prompts add no more than the stall promise or what they earned (see
+`router.budget.PromptShare`), and they are left out only while what they earned is less than the cost of a block.
 """
 
 from router.budget import EARNED, seconds_of_chunk
@@ -17,13 +17,13 @@ ROUNDING = 1e-9  # seconds
 class Waits:
     def __init__(self) -> None:
         self._epoch = 0
-        self._left_out = 0  # decodes in a row that left somebody out who could have gone on
-        self._held_up = 0.0  # predicted seconds of them
+        self._left_out = 0  # consecutive decode steps that left out a prompt which could have run
+        self._held_up = 0.0  # predicted seconds of such decode steps
 
     def check(self, core: Scheduler, plan: Plan, now: float) -> None:
         step = plan.messages[-1]
         if core.policy.recompute or not isinstance(step, Prefill | Decode):
-            return  # every step computes everybody; or there is none, or one of texts
+            return  # with `recompute` each step runs all sequences; otherwise this is no step, or a pooling step
         if plan.epoch != self._epoch:
             self._epoch, self._left_out, self._held_up = plan.epoch, 0, 0.0
         if isinstance(step, Prefill):
@@ -44,7 +44,10 @@ class Waits:
         assert self._left_out <= most, f"L5: {self._left_out} decodes passed by a prompt, where {most} may, at {now}"
 
     def _leaves_newcomer(self, core: Scheduler) -> bool:
-        """Whoever is first could have started. To ask the core who is would tell those who wait why they do."""
+        """Return whether the first waiting request could have started.
+
+        `Turns.next` is not called to find that request: it would change the recorded causes of waiting.
+        """
         if core.policy.mixed:
             return core._in_flight[-1].crowded
         if core.policy.static or core._trials:
@@ -54,7 +57,7 @@ class Waits:
         return bool(able) and all(turns._no_room(s) is None and not running.waits_for_prefix(s) for s in able)
 
     def _check_held_up(self, core: Scheduler, now: float) -> None:
-        """What prompts earned would not pay for a block of any of those who wait."""
+        """Assert that the earned seconds do not pay for a block of the most expensive waiting prompt."""
         earned, size = EARNED * self._held_up, core.running.blocks.size
         waiting = [s for s in core.running if not s.is_ready] or [*core._queue]
         dearest = max(seconds_of_chunk(core.costs, sequence.length, size) for sequence in waiting)
@@ -62,7 +65,10 @@ class Waits:
         assert most <= dearest + ROUNDING, f"L5: prompts earned {earned} seconds, a block takes {dearest}, at {now}"
 
     def _check_stall(self, core: Scheduler, step: Prefill) -> None:
-        """Prompts add what was promised at most, however unlucky, or what they earned; the first more if many wait."""
+        """Assert that prompts add no more than the stall promise, caution included, or what they earned.
+
+        A single chunk may add more if more sequences wait than decode.
+        """
         if not step.alongside:
             return
         costs, whole = core.costs, core.last_load

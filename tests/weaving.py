@@ -1,11 +1,11 @@
-"""The router's real core drives real workers, step by step, in this process and without a wire: for tests of what a
-request gets in any company.
+"""The real scheduler with real workers in one process, without gRPC, for tests that no request's output depends on the
+other requests.
 
     with Loom(model, ranks=2) as loom:
             heard = loom.weave([Thread(request), Thread(other, arrival=3)], prefill_policy="pause", look_ahead=1)
         assert heard[0] == loom.alone(request)
 
-Time is counted in steps. Whatever a step takes, the cost model is told the same, so that a weave can be repeated.
+Time is counted in steps. The cost model gets its own predictions as measured times, so that a schedule is repeatable.
 """
 
 from collections import deque
@@ -33,7 +33,7 @@ from shard.worker import ModelWorker
 
 METHODS = {pb.PrefillRequest: "prefill", pb.DecodeRequest: "decode", pb.FilterRequest: "filter",
            pb.ConcatRequest: "concat"}
-# What the core is told that steps take: so much that a prompt is cut now and then to keep the stall promise.
+# Step times for the cost model, so long that some prompts are split into chunks to keep the stall promise.
 SECONDS = (Measurement(1, 0, 1, 0.02), Measurement(8, 0, 8, 0.021), Measurement(1, 64, 64, 0.06),
            Measurement(1, 0, 512, 0.022))
 MOST_STEPS = 5000
@@ -41,7 +41,7 @@ MOST_STEPS = 5000
 
 @dataclass(frozen=True)
 class Thread:
-    """A request, and the step at which it comes, and leaves if it does."""
+    """A request, the step at which it arrives, and the step at which its client leaves, if any."""
 
     request: Request
     arrival: int = 0
@@ -50,24 +50,24 @@ class Thread:
 
 @dataclass
 class Heard:
-    """What a client was told, to the bit."""
+    """Output that a client received, compared to the bit."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     prompt_logprobs: dict[int, float] = field(default_factory=dict)  # by index in the prompt
     end: str = ""
-    # What it cost, which is nobody's promise: tokens found in the cache when it entered, and those computed in chunks.
+    # Costs, which may differ: tokens found in the prefix cache at entry, and tokens computed in chunks.
     cached: int = field(default=0, compare=False)
     computed: int = field(default=0, compare=False)
 
 
 class Loom:
-    """Workers in threads of their own, since ranks wait for each other."""
+    """Workers of all ranks, each in a thread of its own, since ranks wait for each other."""
 
     def __init__(self, model: Path, ranks: int = 1, *, max_batch_size: int = 16, max_prefill_tokens: int = 256,
                  max_total_tokens: int = 256, num_places: int = 4096, **settings: Any) -> None:
-        """`settings` are the shards'."""
+        """Load and warm up the workers; `settings` are fields of ShardConfig."""
         self._meeting = TemporaryDirectory()
         self._threads = [ThreadPoolExecutor(1) for _ in range(ranks)]
         self._epoch = 0
@@ -99,12 +99,12 @@ class Loom:
         return [call.result() for call in calls]
 
     def say(self, message: Any, order: int) -> Any:
-        """Rank 0's answer to one message of the contract."""
+        """Send one message of the contract to all ranks; return the answer of rank 0."""
         message.epoch, message.order = self._epoch, order
         return self.ended(self.everywhere(METHODS[type(message)], message)[0])
 
     def ended(self, answer: Any) -> Any:
-        """What comes of a step that may be under way."""
+        """Return the answer of a step; wait for it if the step is still in flight."""
         return self._threads[0].submit(answer.finish).result() if isinstance(answer, Later) else answer
 
     def load_adapter(self, number: int, folder: Path) -> None:
@@ -119,14 +119,14 @@ class Loom:
         self._alone.clear()
 
     def alone(self, request: Request) -> Heard:
-        """What it gets when nobody else is there and nothing is ever found in the cache."""
+        """Return the output of a request that runs alone and without the prefix cache."""
         request = replace(request, namespace=b"", block_hashes=())
         if request not in self._alone:
             self._alone[request] = self.weave([Thread(request)], look_ahead=1)[0]
         return self._alone[request]
 
     def compare(self, threads: list[Thread], *, losses: tuple[int, ...] = (), **settings: Any) -> list[Heard]:
-        """The same as `weave`; each of them must get what it gets alone, or as much of it as it stayed for."""
+        """Run `weave` and assert that each request gets its output when alone, or a prefix if its client left."""
         woven = self.weave(threads, losses=losses, **settings)
         for thread, heard in zip(threads, woven, strict=True):
             alone = self.alone(thread.request)
@@ -138,7 +138,7 @@ class Loom:
         return woven
 
     def weave(self, threads: list[Thread], *, losses: tuple[int, ...] = (), **settings: Any) -> list[Heard]:
-        """What each of them gets; at the steps in `losses` all that the shards hold is lost."""
+        """Run all requests and return their outputs; at the steps in `losses` the shards lose their state."""
         config = RouterConfig(**{"max_batch_prefill_tokens": self._max_prefill_tokens} | settings)
         return Weave(self, config, threads, losses).run()
 
@@ -149,7 +149,7 @@ class Loom:
 
 
 class Weave:
-    """One schedule from its beginning to its end."""
+    """One schedule: runs all requests of a test to their end."""
 
     def __init__(self, loom: Loom, config: RouterConfig, threads: list[Thread], losses: tuple[int, ...]) -> None:
         self._loom = loom
@@ -194,7 +194,7 @@ class Weave:
         assert len(events) == 1, events
 
     def _send_plans(self) -> None:
-        while (plan := self._core.plan(float(len(self._threads)))) is not None:  # which is later than any of them came
+        while (plan := self._core.plan(float(len(self._threads)))) is not None:  # later than every arrival
             self._count(plan)
             for message in wire.encode(plan):
                 answer = self._loom.everywhere(METHODS[type(message)], message)[0]
@@ -227,14 +227,14 @@ class Weave:
                     heard, row = self._of(number), answer.rows[number]
                     heard.tokens += row.tokens[:count]
                     heard.logprobs += row.logprobs[:count]
-                    heard.top += [list(top) for top in row.top[:count] if top]  # a row that asked for none has none
+                    heard.top += [list(top) for top in row.top[:count] if top]  # empty if not requested
             case Finished():
                 self._of(event.sequence).end = event.reason
             case Failed():
                 self._of(event.sequence).end = event.reason
 
     def _lose(self) -> None:
-        """What was under way is not answered any more."""
+        """Lose the state of the shards; steps in flight get no answer."""
         self._under_way.clear()
         self._core.shards_lost(0.0, Loss.DEFECT)
         self._core.shards_ready(self._facts, self._loom.next_epoch(), 0.0)

@@ -1,4 +1,4 @@
-"""Small encoders with a tokenizer as BERT's, made of some lines: what is read as a whole, by words and their pieces."""
+"""Small encoder checkpoints with a WordPiece tokenizer like that of BERT, trained on a few lines."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +12,14 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def encoder(folder: Path, *, labels: bool, seed: int = 0) -> Path:
-    """A folder below `folder`. With labels it tells those, else it makes embeddings."""
+    """Write an encoder below `folder` and return its path; with `labels` a token classifier, else for embeddings."""
     made = tiny_encoder(folder, "bert", labels=labels, seed=seed)
     write_word_pieces(made, LINES)
     return made
 
 
 def write_word_pieces(folder: Path, lines: Sequence[str]) -> None:
-    """tokenizer.json as BERT's: pieces of words, marks at both ends, and no end token."""
+    """Write a tokenizer like that of BERT: WordPiece, special tokens at both ends, and no end token."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

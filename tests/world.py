@@ -1,5 +1,6 @@
-"""The real core and the simulated shard under a virtual clock, with a seeded nemesis, and the laws checked after every
-event. No asyncio, no gRPC, no time: thousands of schedules run in a minute and a seed replays exactly.
+"""The real scheduler and the simulated shard under a virtual clock, with seeded faults; all laws are checked after
+every event. There is no asyncio, no gRPC, no real time: thousands of schedules run in a minute and a seed replays
+exactly.
 """
 
 import heapq
@@ -59,7 +60,7 @@ def sleep(seconds: float) -> None:
 
 @dataclass(slots=True)
 class Client:
-    """One request and what its client does."""
+    """A request and the behaviour of its client."""
 
     request: Request
     arrival: float
@@ -68,13 +69,13 @@ class Client:
     held_for_ever: bool = False
     number: int | None = None
     tokens: list[int] = field(default_factory=list)
-    told: Told | None = None  # instead of tokens
+    told: Told | None = None  # embedding or labels of a pooling request
     ended_at: float | None = None
     end: str | None = None
 
 
 def expected_tokens(request: Request, length: int, model: SimulatedConfig) -> list[int]:
-    """What the simulated model says to this request, alone and undisturbed."""
+    """Return the tokens that the simulated model generates for this request, alone and undisturbed."""
     who = SimpleNamespace(key=request.key, adapter=request.adapter.id if request.adapter else 0,
                           grammar=request.grammar.id if request.grammar else 0, tokens=list(request.prompt),
                           num_prompt_tokens=len(request.prompt))
@@ -83,7 +84,7 @@ def expected_tokens(request: Request, length: int, model: SimulatedConfig) -> li
 
 
 def expected_told(request: Request, model: SimulatedConfig) -> Told:
-    """What it tells of a text that is run as a whole."""
+    """Return the embedding or the labels that the simulated model gives a pooling request."""
     text = Text(list(request.prompt), request.adapter.id if request.adapter else 0)
     if request.wish is Wish.VECTOR:
         return vector_of(text, model.embedding_width, model.seed)
@@ -91,7 +92,7 @@ def expected_told(request: Request, model: SimulatedConfig) -> Told:
 
 
 def named(request: Request, block_size: int) -> Request:
-    """As the validator makes it: who shares with whom follows from the tenant and the adapter."""
+    """Return the request with block hashes as the validator makes them: prefixes are shared per tenant and adapter."""
     if request.wish in EMBEDDED:
         return request
     space = namespace(request.tenant.name, str(request.adapter and request.adapter.id), salt=b"")
@@ -99,6 +100,8 @@ def named(request: Request, block_size: int) -> Request:
 
 
 class World:
+    """One schedule: the core, a simulated shard, clients, the engine's part, and an agenda of timed events."""
+
     def __init__(self, config: RouterConfig, model: SimulatedConfig, seed: int = 0,
                  noise: Callable[[random.Random], float] = lambda _: 1.0,
                  core: Callable[[Policy, ModelFacts], Scheduler] = Scheduler) -> None:
@@ -110,12 +113,12 @@ class World:
         self.clients: dict[int, Client] = {}
         self.everyone: list[Client] = []
         self.resources: dict[Resource, bool] = {}
-        self.move_seconds: float | None = None  # how long the shards load and unload what the core wants; None: never
+        self.move_seconds: float | None = None  # time that a load or unload takes; None: the core's moves are ignored
         self.load_fails: Callable[[Resource], bool] = lambda _: False
-        self._here: dict[Resource, None] = {}  # on the shards, as the core knows it
+        self._here: dict[Resource, None] = {}  # loaded on the shards, as far as the core knows
         self.inputs: list[tuple[str, tuple[Any, ...]]] = []
         self.outputs: list[Any] = []
-        self.sent: list[tuple[float, Plan]] = []  # with the time at which the shards were told
+        self.sent: list[tuple[float, Plan]] = []  # with the time of sending
         self.answers: list[tuple[Plan, float]] = []  # with the seconds that the step took
         self.losses: list[Loss] = []
         self.stories: list[Any] = []
@@ -127,7 +130,7 @@ class World:
         self.core = core(self.policy, self.facts)
         self._waits = Waits()
         self._waiting_answers: list[tuple[Plan, Any]] = []
-        self._alarm: float | None = None  # when time alone will change something
+        self._alarm: float | None = None  # last wake-up time of the core that is on the agenda
         self._busy_until = 0.0
         self._ready()
 
@@ -144,7 +147,7 @@ class World:
         raise AssertionError("the world does not come to rest")
 
     def step(self) -> None:
-        """The next thing happens, the engine does its part, and the laws hold."""
+        """Run the next event and the engine's part, and check the laws."""
         self.now, _, action = heapq.heappop(self._agenda)
         action()
         self.settle()
@@ -182,7 +185,7 @@ class World:
             self.at(client.leaves_at, lambda: self._leave(client))
 
     def _expire(self) -> None:
-        """Who calls too early changes nothing, but that a group of those who came since may be waited for."""
+        """Call `expire`; an early call changes nothing, but `wake_at` may become earlier for a new static group."""
         wake_at = self.core.wake_at
         self._hear(self._call("expire", self.now), None)
         if wake_at is not None and wake_at > self.now:
@@ -195,7 +198,7 @@ class World:
             self._call("cancel", client.number, self.now)
 
     def hold(self, client: Client, seconds: float | None) -> None:
-        """The client stops reading for a while, or for ever."""
+        """Make the client stop reading for `seconds`, or for ever."""
         if client.end is not None or client.number is None:
             return
         self._call("hold", client.number, self.now)
@@ -232,7 +235,7 @@ class World:
         return self.core._epoch is not None
 
     def _call(self, name: str, *args: Any) -> Any:
-        """Every call into the core is written down, with what came of it, to be played again."""
+        """Call the core; record the call and its result for `check_replay`."""
         result = getattr(self.core, name)(*args)
         self.inputs.append((name, args))
         self.outputs.append(result)
@@ -260,7 +263,7 @@ class World:
             self._load(resource)
 
     def _unload(self, resource: Resource) -> None:
-        """Whoever does not do it has nothing that anybody will use."""
+        """Unload a resource; failures are ignored, since no request will use the resource."""
         del self._here[resource]
         try:
             self.worker.unload(pb.UnloadRequest(epoch=self.epoch, kind=pb.KIND_ADAPTER, id=resource.id))
@@ -279,7 +282,7 @@ class World:
         try:
             for message in wire.encode(plan):
                 answer = getattr(self.worker, METHODS[type(message)])(message)
-            # The first thing that goes wrong ends the epoch; what was sent ahead of it still answers.
+            # The first failure ends the epoch; messages that were sent before it are still answered.
         except (Malformed, ShardRefused) as refused:
             self._check_refusal(refused)
             self._arrange(plan, start, Loss.DEFECT, 0.0)
@@ -305,7 +308,7 @@ class World:
                 self.fired |= {f"{fault.kind}@{fault.verb}", f"{fault.kind}:{fault.argument}"}
 
     def _check_embeds(self, plan: Plan) -> None:
-        """L4: a step of texts keeps the limits, and between two of them those who generate have one."""
+        """Check L4: a pooling step keeps the limits, and generating sequences get a step between two pooling steps."""
         step, running = plan.messages[-1], list(self.core.running)
         if not isinstance(step, Embed):
             return
@@ -320,7 +323,7 @@ class World:
             assert not isinstance(before.messages[-1], Embed), "two steps of texts while others generate"
 
     def _check_refusal(self, refused: Exception) -> None:
-        """Unless something went wrong earlier in this epoch, a shard refuses only when it is told to."""
+        """Assert that a shard rejects a message only by a scripted fault or after an earlier failure in this epoch."""
         outcomes = [one[0] if isinstance(one, tuple) and len(one) == 1 else one for _, one in self._waiting_answers]
         assert "told to refuse" in str(refused) or any(isinstance(one, Loss) for one in outcomes), str(refused)
 
@@ -330,7 +333,7 @@ class World:
         self.at(time + delay + 1e-4, lambda: self._arrive(epoch, plan))
 
     def _arrive(self, epoch: int, plan: Plan) -> None:
-        """Answers are taken in the order of their plans, whatever the order of arrival."""
+        """Process answers in the order of their plans, whatever the order of arrival."""
         if epoch != self.epoch or not self.core_is_ready:
             return
         for index, (waiting, outcome) in enumerate(self._waiting_answers):
@@ -365,7 +368,7 @@ class World:
         return True
 
     def _replay_old_answer(self, plan: Plan, answer: Answer) -> None:
-        """L7: an answer that comes twice, or from an older epoch, changes nothing."""
+        """Check L7: an answer that arrives twice, or from an older epoch, changes nothing."""
         if self.random.random() < 0.05:
             before = self.digest()
             assert self.core.complete(plan.order, answer, {}, self.now) == []
@@ -418,7 +421,7 @@ class World:
         self.at(self.now + (1.0 if loss is Loss.DEATH else 0.0), self._ready)
 
     def strike(self, fault: str) -> None:
-        """One more fault in the script of the shard that runs now."""
+        """Add a fault to the script of the running shard."""
         old = self.worker.faults
         self.worker_script = ";".join(part for part in (self.worker_script, fault) if part)
         self.worker.faults = Faults(self.worker_script)
@@ -427,7 +430,7 @@ class World:
             fresh.fired = known.fired
 
     def _remaining_faults(self) -> str:
-        """A script of what has not struck yet goes on in the next process; poison stays poison."""
+        """Return the fault script of the next shard process: faults that have not fired yet, and poison."""
         self._note_faults()
         faults = [part for part in self.worker_script.split(";") if part]
         left = [part for part, fault in zip(faults, self.worker.faults, strict=True)
@@ -435,7 +438,7 @@ class World:
         return ";".join(left)
 
     def _new_worker(self, model: SimulatedConfig) -> SimulatedWorker:
-        """One that is warm. Who is not becomes so, or is followed by another."""
+        """Return a worker whose warmup succeeded; after a failed warmup, start another worker."""
         while True:
             self.worker_script = model.faults
             self.worker = SimulatedWorker(ShardConfig(simulated=model), sleep=sleep, exit=die)
@@ -464,7 +467,7 @@ class World:
                 self._load(resource)
 
     def _bring_back(self) -> None:
-        """Shards that followed others while these were waited for have nothing of what the core knows to be there."""
+        """Load what the core believes to be loaded: a shard that replaced another one has nothing of it."""
         for resource in self._here:
             if resource.id not in self.worker.ledger.loaded[KINDS[resource.kind]]:
                 self.worker.load(pb.LoadRequest(epoch=self.epoch, kind=KINDS[resource.kind], id=resource.id))
@@ -472,7 +475,7 @@ class World:
     # -- the laws
 
     def _check_tokens(self, client: Client) -> None:
-        """L6 and L10: what was delivered is what this client alone would have got, nothing twice, nothing left out."""
+        """Check L6 and L10: a client gets the tokens that it would get alone, none repeated and none left out."""
         expected = expected_tokens(client.request, len(client.tokens), self.model)
         assert client.tokens == expected, f"client {client.number} got another's tokens"
 
@@ -502,7 +505,10 @@ class World:
         assert expected == {sequence.number for sequence in sequences}, "L1: the core and its clients disagree"
 
     def _check_sharing(self, holders: "Counter[int]") -> None:
-        """L3: nobody writes to a block that others know of; what is being computed is computed by somebody who runs."""
+        """Check L3: no running sequence writes to a block that others can find or hold.
+
+        Blocks that others wait for are held by a sequence that computes them.
+        """
         blocks = self.core.running.blocks
         for sequence in self.core.running:
             own = sequence.blocks[sequence.num_published:]
@@ -514,7 +520,7 @@ class World:
         assert set(blocks._reserved.values()) <= held, "somebody waits for what nobody computes"
 
     def check_stories(self) -> None:
-        """Each is told without a gap from the coming to the end."""
+        """Assert that each story covers the time from arrival to end without a gap."""
         for client, story in zip([c for c in self.everyone if c.number is not None], self.stories, strict=True):
             if story is None:
                 continue
@@ -522,7 +528,7 @@ class World:
             assert abs(sum(story.seconds(1e9).values()) - (story.ended - client.arrival)) < 1e-6
 
     def check_idle(self) -> None:
-        """L9 and L1: at rest everything is back to zero, here and on the shard, and every client has its end."""
+        """Check L9 and L1: at rest the core and the shard hold nothing, and every request has ended."""
         core = self.core
         assert not len(core.sequences)
         assert not len(core.running)
@@ -537,7 +543,7 @@ class World:
         assert all(client.end is not None for client in self.everyone)
 
     def check_ends(self) -> None:
-        """Who finished finished where it should."""
+        """Assert that each request ended where its finish reason requires."""
         for client in self.everyone:
             length, request = len(client.tokens), client.request
             if request.wish in EMBEDDED:
@@ -552,7 +558,7 @@ class World:
                 assert length == client.stops_after
 
     def check_replay(self) -> None:
-        """L8: a fresh core that hears the same says the same."""
+        """Check L8: a fresh core returns the same results for the same calls."""
         core = Scheduler(self.policy, self.facts)
         for (name, args), output in zip(self.inputs, self.outputs, strict=True):
             assert getattr(core, name)(*args) == output, f"L8: {name}{args} differs"

@@ -1,4 +1,4 @@
-"""What matplotlib keeps."""
+"""Fixture for the files that matplotlib keeps open."""
 
 import pytest
 from benched import run
@@ -8,5 +8,5 @@ from benchmarks.bench import plots
 
 @pytest.fixture(scope="session")
 def fonts() -> None:
-    """Their files stay open from the first text that is drawn."""
+    """Draw a plot before the leak check of a test: matplotlib keeps font files open from the first text on."""
     plots.latencies([run()])

@@ -1,4 +1,4 @@
-"""The benchmark of adapters on a small model: what it makes, and what it says."""
+"""Tests of the adapter benchmark on a small model."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Folders with random numbers are such that independent readers take them for models."""
+"""Tests that transformers and safetensors accept the checkpoints with random weights."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What recording and the prefix cache cost: that all cores do the same work, and what is said of it."""
+"""Tests of the benchmark of recording and the prefix cache: all cores do the same work."""
 
 from benchmarks.core import NUM_BLOCKS, Core, Settings, measure, model
 from router.policy import Policy
@@ -15,7 +15,7 @@ def test_all_cores_do_the_same_work():
     for core in (plain, recorded, cached):
         Core(core, facts, 3, shares=core is cached).microseconds(50)
     assert plain.num_unfinished == recorded.num_unfinished == cached.num_unfinished == 3
-    # In each step a plan, two that come to nothing, and an answer; three requests and the shards that are ready.
+    # Each step records a plan, two empty plans and an answer; add three requests and the event of ready shards.
     assert len(recorded.segments()[0].notes) == 50 * 4 + 3 + 1
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of the simulator: who takes turns with whom, and what counts as an error."""
+"""Tests of the benchmark of the simulator: the order of its runs and the definition of its error."""
 
 from pathlib import Path
 

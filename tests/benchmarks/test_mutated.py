@@ -1,4 +1,4 @@
-"""The benchmark of spoiled adapters: what it makes of what was heard."""
+"""Tests of the figures of the benchmark of invalid adapters."""
 
 import json
 from collections import Counter

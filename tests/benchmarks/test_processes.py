@@ -45,7 +45,7 @@ def test_a_child_that_dies_at_once_is_noticed() -> None:
 
 
 def test_children_may_wait_for_each_other(tmp_path: Path) -> None:
-    """Each opens one end of a pipe with a name, and that takes both."""
+    """Each child opens one end of a named pipe, which blocks until both ends are open."""
     os.mkfifo(pipe := tmp_path / "pipe")
     meet = f"import json, os, sys; order = json.loads(sys.argv[1]); open({str(pipe)!r}, order['mode'])\n{SERVE}"
     with children(("-c", meet), [{"mode": "rb"}, {"mode": "wb"}]):

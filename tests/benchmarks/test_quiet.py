@@ -1,4 +1,4 @@
-"""Turns are tried again until one was quiet."""
+"""Tests of repeating a benchmark's turns until one is undisturbed."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from benchmarks import quiet
 
 
 class Clock:
-    """Of a machine with two processors. A turn takes a second."""
+    """Clock of a machine with two processors, on which a turn takes one second."""
 
     def __init__(self) -> None:
         self.now = self.stolen = 0.0
 
     def tried(self, tries: quiet.Tries[int], shares: list[float]) -> int:
-        """How often; each turn finds a share stolen, and hears its number."""
+        """Return the number of turns run; each loses the next of `shares` to steal time and results in its number."""
         for number, share in enumerate(shares):
             if not tries.again():
                 return number

@@ -34,7 +34,7 @@ def test_where_results_and_models_lie_is_not_part_of_the_command(monkeypatch: py
     (None, "text-generation-benchmark")])
 def test_a_program_is_told_as_it_was_started(name: str | None, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     main = ModuleType("__main__")
-    main.__spec__ = name and SimpleNamespace(name=name)  # type: ignore[assignment]  # what there is of it
+    main.__spec__ = name and SimpleNamespace(name=name)  # type: ignore[assignment]  # only the name is used
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "argv", ["/usr/bin/text-generation-benchmark", "--seconds", "2"])
     assert saved.made()["command"] == f"{told} --seconds 2"

@@ -1,4 +1,4 @@
-"""What the benchmarks that start a server hear of it."""
+"""Tests of the output that benchmarks read from the servers they start."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def test_an_error_ends_the_benchmark() -> None:
 
 
 def test_who_is_told_to_end_ends_what_it_started() -> None:
-    """A benchmark that was terminated left its server behind."""
+    """A terminated benchmark used to leave its server running."""
     ended = []
 
     def benchmark() -> None:

@@ -1,4 +1,4 @@
-"""The spoiled adapters of a benchmark: no shard takes any of them."""
+"""Tests that shards reject all invalid adapters of the benchmark."""
 
 from pathlib import Path
 

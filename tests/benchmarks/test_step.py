@@ -1,4 +1,4 @@
-"""The decode step's benchmark on a small model: what it compares, and what it says."""
+"""Tests of the benchmark of the decode step on a small model."""
 
 import itertools
 import json

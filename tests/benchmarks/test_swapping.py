@@ -1,4 +1,4 @@
-"""The benchmark of adapters through a server: what it makes of what was heard."""
+"""Tests of the figures of the benchmark of adapters on a server."""
 
 import json
 

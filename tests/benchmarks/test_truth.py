@@ -9,7 +9,7 @@ from benchmarks.bench.record import Ask, Record
 from benchmarks.truth import Point, compare, middle, table
 
 STEP, TOKENS, SECONDS = 0.02, 10, 5.0
-BEGAN = 100.0  # of the records, by the clock of the steps
+BEGAN = 100.0  # start of the records, on the clock of the steps
 
 
 def steps() -> list[float]:
@@ -17,7 +17,7 @@ def steps() -> list[float]:
 
 
 def records(late: float = 0.0) -> list[Record]:
-    """A stream whose requests take three steps to their first token; whoever tells it is late by so much."""
+    """Return the records of a stream whose first tokens take three steps, each token noted `late` seconds too late."""
     made, sent = [], 0.0
     while sent < SECONDS:
         first = sent + 3 * STEP

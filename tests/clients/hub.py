@@ -1,4 +1,4 @@
-"""What huggingface_hub's InferenceClient sees: `python hub.py URL`."""
+"""Checks of a server with huggingface_hub's InferenceClient: `python hub.py URL`."""
 
 import sys
 from collections.abc import Callable

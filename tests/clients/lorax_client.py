@@ -1,4 +1,4 @@
-"""What LoRAX's own client sees: `python lorax_client.py URL`, of a server with `--compat lorax`."""
+"""Checks of a server with `--compat lorax` by LoRAX's own client: `python lorax_client.py URL`."""
 
 import asyncio
 import json
@@ -77,7 +77,7 @@ def alternatives() -> None:
 
 
 def together() -> None:
-    """Several at once, each by its own adapter."""
+    """Check concurrent requests that use different adapters."""
     names = (None, "kjv", "pirate", "shout")
 
     async def ask() -> list[str]:
@@ -88,7 +88,7 @@ def together() -> None:
 
 
 def embeddings() -> None:
-    """It has no words for an adapter here."""
+    """Check embeddings without an adapter: the client's `embed` has no parameter for one."""
     vector = CLIENT.embed(PROMPT).embeddings
     assert len(vector) > 8
     assert CLIENT.embed(PROMPT).embeddings == vector != CLIENT.embed("another").embeddings
@@ -96,7 +96,7 @@ def embeddings() -> None:
 
 
 def errors() -> None:
-    """What it checks itself never reaches a server; this does."""
+    """Check errors of the server, with requests that the client does not reject itself."""
     assert "`truncate` must be strictly positive and less than" in refused(
         ValidationError, lambda: CLIENT.generate(PROMPT, truncate=50_000))
     assert "tokens + `max_new_tokens` must be <=" in refused(

@@ -1,8 +1,8 @@
-"""What LoRAX's own client sees of encoders: `python lorax_encoder_client.py LABELS VECTORS`, the URLs of two servers
-with `--compat lorax`, of which one tells labels and the other makes embeddings.
+"""Checks of encoders with LoRAX's own client: `python lorax_encoder_client.py LABELS VECTORS`.
 
-Its asynchronous `classify` takes a list for an object, and fails with the servers that it was made for, too. So it is
-left out.
+LABELS and VECTORS are the URLs of two servers with `--compat lorax`: the first labels tokens, the second makes
+embeddings. The client's asynchronous `classify` is left out: it parses a list as an object and fails with LoRAX's own
+server too.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""What OpenAI's client for Python sees of a wrong key, and of answers that fail: `python openai_failures.py URL`.
+"""Checks of a wrong key and of failing answers with OpenAI's Python client: `python openai_failures.py URL`.
 
-The server asks for the key sk-loom, and the first two sequences fail in their third decode step.
+The server requires the key sk-loom, and its first two sequences fail in their third decode step.
 """
 
 import sys
@@ -33,7 +33,7 @@ def keys() -> None:
 
 
 def streams() -> None:
-    """The tokens that came before it, and then why there are no more."""
+    """Check that a failing stream sends its tokens first and then the error."""
     heard: list[object] = []
     error = raised(openai.APIError, lambda: heard.extend(create(stream=True)))
     assert error.message.startswith(FAILED)

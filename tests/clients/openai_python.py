@@ -1,4 +1,4 @@
-"""What OpenAI's client for Python sees: `python openai_python.py URL`."""
+"""Checks of a server with OpenAI's Python client: `python openai_python.py URL`."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
 def refused(kind: type[openai.APIStatusError], call: Callable[[], object]) -> openai.APIStatusError:
-    """The exception that a client catches, whose message says why."""
+    """Return the exception that the client raises; its message contains the server's reason."""
     error = raised(kind, call)
     assert type(error) is kind
     assert error.body["message"] in error.message
@@ -67,7 +67,7 @@ def tools() -> None:
 
 
 def embeddings() -> None:
-    """The client asks for base64 where it is told nothing, and makes numbers of it."""
+    """Check embeddings as floats and as base64, which the client requests by default and decodes itself."""
     create = CLIENT.embeddings.create
     some = create(model="weft/demo", input=["Once upon a time", "The Story of"], encoding_format="float")
     assert [row.index for row in some.data] == [0, 1]

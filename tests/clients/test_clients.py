@@ -1,7 +1,6 @@
-"""Official clients, unmodified, each in an environment of its own, against the model that comes with weft, and against
-small encoders.
+"""Tests with official, unmodified clients, each in its own environment, against the demo model and small encoders.
 
-What they should see is told by the scripts beside this file, which run there. A client that cannot be installed is
+The scripts beside this file run in these environments and contain the checks. A client that cannot be installed is
 skipped.
 """
 
@@ -22,7 +21,7 @@ CLIENTS = {
     "text_generation_client": ("text-generation==0.7.0",),
 }
 LORAX = {
-    "lorax_client": ("lorax-client==0.6.3", "certifi==2024.7.4"),  # the only one that it takes
+    "lorax_client": ("lorax-client==0.6.3", "certifi==2024.7.4"),  # the only certifi that lorax-client accepts
 }
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
@@ -42,7 +41,7 @@ def lorax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weft]:
 
 @pytest.fixture(scope="module")
 def encoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Weft, Weft]]:
-    """One that tells labels, and names many things; one that makes embeddings."""
+    """Start two servers: one labels tokens with a model that finds many entities, the other makes embeddings."""
     folder = tmp_path_factory.mktemp("encoders")
     arguments = ("--compat", "lorax", "--threads", "1")  # threads wait for each other on a busy machine
     with (serving(folder, str(encoder(folder, labels=True, seed=1)), *arguments) as labels,

@@ -1,6 +1,6 @@
-"""What text-generation's own client sees: `python text_generation_client.py URL`.
+"""Checks of a server with text-generation's own client: `python text_generation_client.py URL`.
 
-Its streamed chats fail with the servers that it was made for, too: it reads `[DONE]` as JSON. So they are left out.
+Streamed chats are left out: the client parses `[DONE]` as JSON and fails with TGI's own server too.
 """
 
 import sys
@@ -54,7 +54,7 @@ def chats() -> None:
 
 
 def errors() -> None:
-    """What it checks itself never reaches a server; this does."""
+    """Check an error of the server, with a request that the client does not reject itself."""
     assert "truncate" in refused(ValidationError, lambda: CLIENT.generate(PROMPT, truncate=5000))
 
 

@@ -1,4 +1,4 @@
-"""Requests that go by adapters, over HTTP, with simulated shards whose every word tells by which one it goes."""
+"""Tests of requests with adapters over HTTP, on simulated shards whose text depends on the adapter."""
 
 import asyncio
 import gc
@@ -76,7 +76,7 @@ def test_an_adapter_that_no_shard_can_load_takes_no_room(tmp_path):
         assert weft.core._residents._residents == {}
         told = await said(weft, "b")
         [resource] = weft.core._residents._residents
-        assert told == text_by(weft, resource.id)  # the other may have had several numbers
+        assert told == text_by(weft, resource.id)  # adapter a may have used several ids
     play(story, tmp_path, http=True, faults="refuse@load:1;refuse@load:2;refuse@load:3", max_active_adapters=1,
          store=Store("a", "b"))
 
@@ -105,7 +105,7 @@ def test_who_leaves_while_its_adapter_is_fetched_or_loaded_leaves_nothing(tmp_pa
 
 @pytest.mark.parametrize("steps", [None, 0, 3], ids=["waits for a place", "in its prompt", "between two tokens"])
 def test_who_leaves_gives_back_what_it_had_of_its_adapter(tmp_path, steps):
-    """There is one place for adapters, and room for two requests."""
+    """The server has one adapter slot and admits two requests."""
     async def story(weft):
         entered, left = weft.watch("submit"), weft.watch("cancel")
         others = [asyncio.create_task(said(weft, "b", length=40))] if steps is None else []

@@ -1,4 +1,4 @@
-"""Bad input over a real socket, on both routes: TGI's status and shape of error, and the next request works."""
+"""Tests of bad input over a real socket on both routes: TGI's status and error body, and the next request works."""
 
 import json
 from io import BytesIO
@@ -15,7 +15,7 @@ def with_parameters(text):
     return '{"inputs": "a loom", "parameters": {' + text + "}}"
 
 
-# What is wrong before the request is understood has its real status on both routes.
+# Malformed requests get their real status on both routes.
 MISUNDERSTOOD = {
     "nothing": ("", 400),
     "half": ('{"inputs": "a lo', 400),
@@ -46,7 +46,7 @@ MISUNDERSTOOD = {
     "10 MB": (json.dumps({"inputs": "x" * 10_000_000}), 413),
     "10 MB of nothing": (b"\0" * 10_000_000, 413),
 }
-# What is understood and not allowed is told within the stream, under 200.
+# Well-formed requests with invalid values get status 200 and an error event within the stream.
 NOT_ALLOWED = {
     "an empty prompt": '{"inputs": ""}',
     "a prompt over the limit": json.dumps({"inputs": "x" * 101}),
@@ -161,7 +161,7 @@ def test_times_that_are_none(tmp_path):
 
 @pytest.mark.slow
 def test_more_new_tokens_than_are_left_are_cut_and_end_with_length(tmp_path):
-    """Clients of TGI rely on asking for more than there is."""
+    """Clients of TGI rely on requesting more tokens than fit."""
     async def story(weft):
         *_, last = await weft.stream("a loom", 10**9, details=True)
         assert last["details"]["finish_reason"] == "length"
@@ -180,7 +180,10 @@ def test_a_limit_is_named_with_its_value_and_the_value_given(tmp_path):
 @pytest.mark.parametrize(("path", "field"), [("/tokenize", "inputs"), ("/chat_tokenize", "messages")])
 @pytest.mark.parametrize("compat", ["none", "lorax"])
 def test_what_is_too_long_to_generate_from_is_too_long_to_be_told_as_tokens(tmp_path, path, field, compat):
-    """Two megabytes made an answer of 115, on the event loop. What a chat adds is not counted here."""
+    """Two megabytes of text used to become an answer of 115 MB, built on the event loop.
+
+    The error's number is compared by its first digits, since a chat template adds tokens.
+    """
     text = "x" * 100_000
     body = {"inputs": text} if field == "inputs" else {"messages": [{"role": "user", "content": text}]}
 

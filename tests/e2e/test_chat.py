@@ -1,4 +1,4 @@
-"""Chats over real sockets with a simulated model, and `weft chat` as a user has it."""
+"""Tests of chats over real sockets with a simulated model, and of `weft chat` as a user runs it."""
 
 import os
 import pty
@@ -75,7 +75,7 @@ def test_an_interrupt_at_a_terminal_stops_the_answer_and_the_chat_goes_on(tmp_pa
         read_to(mine, b"> ")
         os.write(mine, b"hi\n")
         read_to(mine, b"hi\r\n")
-        os.read(mine, 1)  # of the answer
+        os.read(mine, 1)  # the first byte of the answer
         os.killpg(process.pid, signal.SIGINT)
         read_to(mine, b"stopped")
         read_to(mine, b"> ")

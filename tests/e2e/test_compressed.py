@@ -1,4 +1,4 @@
-"""Compressed bodies over a real socket: nothing of them is decompressed for who is refused, and little for others."""
+"""Tests of compressed bodies: rejected requests decompress nothing, others at most the body limit."""
 
 import asyncio
 import zlib
@@ -13,7 +13,7 @@ GZIP = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
 
 
 class Counted:
-    """Counts what is decompressed, whoever does it."""
+    """Counter of all bytes that zlib decompresses in this process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_bytes = 0
@@ -40,7 +40,7 @@ def counted(monkeypatch):
 
 
 def bomb() -> bytes:
-    """20 MB in 20 kB."""
+    """Return 20 MB of JSON compressed to 20 kB."""
     compressor = zlib.compressobj(9, wbits=31)
     return compressor.compress(b'{"inputs":"' + b" " * 20_000_000 + b'"}') + compressor.flush()
 

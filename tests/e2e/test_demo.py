@@ -1,5 +1,4 @@
-"""The model that comes with weft, as a user meets it: what it is called, what README and card say it answers, how much
-memory it takes."""
+"""Tests of the demo model: its name, the answers that README and card promise, and its memory use."""
 
 import json
 import re
@@ -30,7 +29,7 @@ def weft(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weft]:
 
 
 def memory(pid: int) -> int:
-    """Bytes of a process, what it shares with others counted in parts."""
+    """Return the proportional set size of a process in bytes, which divides shared pages among their users."""
     [kilobytes] = re.findall(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     return int(kilobytes) * 1024
 

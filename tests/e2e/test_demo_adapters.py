@@ -1,5 +1,7 @@
-"""The adapters that come with weft's own model, with all processes as a user has them: fetched, loaded, merged, kept
-when a shard is killed; what peft says is what is said."""
+"""Tests of the demo model's adapters with all processes of a server.
+
+Adapters are fetched, loaded, merged and kept when a shard is killed, and their text is that of peft.
+"""
 
 import json
 import os

@@ -1,5 +1,7 @@
-"""The OpenAPI document in the eyes of strangers: openapi-spec-validator finds it valid; schemathesis asks what it
-allows and what it does not, thousands of times, and finds no fault of the server and no answer unknown to it.
+"""Tests of the OpenAPI document with external tools.
+
+openapi-spec-validator checks that the document is valid. schemathesis sends thousands of valid and invalid requests
+and checks that the server never fails and that the document describes every answer.
 """
 
 import json
@@ -21,9 +23,9 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 PACKAGES = ("schemathesis==4.32.5", "openapi-spec-validator==0.9.0")
 NUM_REQUESTS = 5000
-PER_ROUTE = 400  # cases made at random, beside those that are made of the document alone, about 2500 in all
-# Not whether all that fits is taken and all else refused: what a stream has to tell comes with 200, /tokenize looks at
-# no parameter, and some limits are settings. Which values are taken is tested in tests/router/http/test_values.py.
+PER_ROUTE = 400  # random cases; about 2500 further cases for all routes are derived from the document alone
+# Checks that valid values are accepted and all others rejected are left out: streams report errors with status 200,
+# /tokenize ignores parameters, and some limits are settings. tests/router/http/test_values.py tests accepted values.
 CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
           "unsupported_method", "allow_header_conformance")
 # Short answers without waiting.
@@ -33,7 +35,7 @@ DOCUMENT = "/api-doc/openapi.json"
 
 @pytest.fixture(scope="module")
 def programs() -> Path:
-    """The folder where those of the environment are."""
+    """Return the folder with the programs of the environment."""
     return environment("document", *PACKAGES).parent
 
 
@@ -71,7 +73,7 @@ def test_whatever_is_asked_no_answer_is_a_fault_of_ours_or_unknown_to_the_docume
 
 
 def routes_of(weft: Weft) -> set[str]:
-    """All but the document's own, from which schemathesis has it."""
+    """Return all documented routes except the document's own, from which schemathesis loads it."""
     with urlopen(weft.url + DOCUMENT) as answer:
         paths = json.load(answer)["paths"]
     routes = {f"{method.upper()} {path}" for path, operations in paths.items() for method in operations}
@@ -79,7 +81,7 @@ def routes_of(weft: Weft) -> set[str]:
 
 
 def check_counts(weft: Weft) -> None:
-    """Mistakes of ours within streams would be seen here."""
+    """Check the failure counters, which include the server's own errors within streams."""
     with urlopen(f"{weft.url}/metrics") as answer:
         samples = read(answer.read().decode())
     ours = {"incomplete", "generation", "embedding_failure", "classification_failure"}
@@ -89,7 +91,7 @@ def check_counts(weft: Weft) -> None:
 
 
 def answered(report: Path) -> Iterator[tuple[str, int]]:
-    """Route and status of each request."""
+    """Yield the route and status of each request."""
     with report.open() as lines:
         for line in lines:
             told: dict[str, Any] = json.loads(line).get("ScenarioFinished", {}).get("recorder", {})

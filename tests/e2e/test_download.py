@@ -1,4 +1,4 @@
-"""`weft serve org/name` where nothing is in the cache: from the Hub to an answer."""
+"""Test of `weft serve org/name` with an empty cache: a download from the Hub, then an answer."""
 
 from pathlib import Path
 

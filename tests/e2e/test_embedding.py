@@ -1,4 +1,4 @@
-"""`weft serve` with a small encoder: what it tells of texts is what transformers tells, alone and in company."""
+"""Tests of `weft serve` with a small encoder: its results are those of transformers, alone and batched."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +32,7 @@ def asked(weft: Weft, path: str, body: dict[str, Any]) -> tuple[int, Any]:
 
 
 def mean_state(folder: Path, text: str) -> list[float]:
-    """As sentence-transformers makes an embedding of a folder that says nothing of it."""
+    """Return the mean hidden state, the embedding of sentence-transformers for a folder without a pooling config."""
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     with torch.no_grad():
         return list(model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0).tolist())
@@ -82,7 +82,7 @@ def test_embeddings_by_an_adapter_are_those_of_peft(tmp_path: Path) -> None:
         assert plain != answer["embeddings"]
 
 
-@pytest.mark.parametrize("seed", [1, 5])  # of models that name many things, and long ones
+@pytest.mark.parametrize("seed", [1, 5])  # models that find many entities, and long ones
 def test_entities_are_those_of_the_pipeline(tmp_path: Path, seed: int) -> None:
     folder = encoder(tmp_path, labels=True, seed=seed)
     model = AutoModelForTokenClassification.from_pretrained(folder).eval()

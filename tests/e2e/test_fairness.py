@@ -1,4 +1,4 @@
-"""Two tenants over HTTP, each with a key, one of which asks a hundred times as much as the other."""
+"""Test of fairness over HTTP between two tenants with keys, of which one has a hundred times as many clients."""
 
 import asyncio
 import json
@@ -12,11 +12,11 @@ from router.events import Produced
 
 WINDOW = 1000  # steps
 WINDOWS = 2
-OTHERS, FLOOD = 10, 1000  # clients that ask again and again; eight requests run at a time
+OTHERS, FLOOD = 10, 1000  # clients that send requests in a loop; eight requests run at a time
 
 
 class Service:
-    """Tokens that were generated for each tenant, by windows of steps in which both wait."""
+    """Tokens generated for each tenant, in windows of steps in which both tenants have waiting requests."""
 
     def __init__(self, core, weights):
         self._weights = weights

@@ -1,4 +1,4 @@
-"""Whatever befalls the shards, over real gRPC: streams go on with the right tokens, or exactly the guilty one fails."""
+"""Tests of shard failures over real gRPC: streams continue with the right tokens, or only the faulty request fails."""
 
 import pytest
 from hearing import ask
@@ -19,7 +19,7 @@ CONCATS = ["die@concat:1", "refuse@concat:1", "step_error@concat:1"]
 
 
 class Mortal(SimulatedWorker):
-    """Dies of poison."""
+    """Worker that exits on a poisoned prompt instead of failing its step."""
 
     def _meet(self, sequence):
         try:
@@ -29,7 +29,7 @@ class Mortal(SimulatedWorker):
 
 
 def crowd(size=6):
-    """They end one after the other, some by a stop string."""
+    """Return requests that end one after the other, some by a stop string."""
     return [ask(f"{number} " * 20, 12 + 3 * number, stop_strings=("oo",) * (number % 2)) for number in range(size)]
 
 
@@ -128,7 +128,7 @@ def test_a_defect_now_and_then_does_not(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("faults", ["step_error@decode:3", "late@decode:3:0.05", "wrong@decode:3:token"])
 def test_of_several_ranks_all_are_replaced_when_one_fails_in_a_step(tmp_path, faults):
-    """Only then: ranks that failed between two collectives may wait for each other for ever."""
+    """Other failures keep the ranks. After one rank fails in a step, the others may wait forever in a collective."""
     async def story(weft):
         await weft.hear_right(*crowd())
         await weft.check_idle()

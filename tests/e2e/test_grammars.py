@@ -1,6 +1,8 @@
-"""Answers in the form that a client asks for, from `weft serve` with a small model that knows nothing of it: what it
-says at random is JSON that parses and validates, or text that a regular expression fits, or nobody's fault but that of
-the grammar, and then told at once."""
+"""Tests of constrained answers from `weft serve` with a small random model.
+
+Each answer is JSON that parses and validates, or text that matches a regular expression. A grammar that cannot be used
+is rejected at once.
+"""
 
 import json
 import re
@@ -137,7 +139,7 @@ def test_a_grammar_is_the_same_in_every_spelling_and_dialect(weft: Weft) -> None
 
 
 def only_choice(weft: Weft, asked: dict[str, Any]) -> dict[str, Any]:
-    """Of a chat."""
+    """Return the only choice of a chat's answer."""
     status, answer = post(weft, "/v1/chat/completions", asked)
     assert status == 200, answer
     [choice] = answer["choices"]
@@ -163,7 +165,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} 
     ("required", {"paint", "stop"}), ("paint", {"paint"}),
     ({"type": "function", "function": {"name": "paint"}}, {"paint"}), ("stop", {"stop"})])
 def test_a_model_that_must_call_does(weft: Weft, choice: Any, names: set[str]) -> None:
-    """It knows nothing of tools, and its template neither."""
+    """Neither the model nor its chat template supports tools."""
     asked = {"messages": [{"role": "user", "content": PROMPT}], "tools": TOOLS, "tool_choice": choice,
              "max_tokens": 400}
     found = set()
@@ -180,7 +182,7 @@ def test_a_model_that_must_call_does(weft: Weft, choice: Any, names: set[str]) -
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_grammar_is_refused_within_two_seconds_and_others_do_not_notice(weft: Weft, name: str) -> None:
-    """Steps take milliseconds: half a second without one is somebody's doing, and weft's if it is so each time."""
+    """Steps take milliseconds: one gap of half a second may come from the machine, three in a row come from weft."""
     generated(weft, {"type": "regex", "value": "a"}, 1)
     found = []
     while not found or (len(found) < 3 and not noticed_by_nobody(*found[-1])):
@@ -189,7 +191,7 @@ def test_a_hostile_grammar_is_refused_within_two_seconds_and_others_do_not_notic
 
 
 def another(grammar: dict[str, Any], number: int) -> dict[str, Any]:
-    """As hostile. What was refused once is remembered."""
+    """Return an equally hostile grammar that was not sent before, since rejections are cached."""
     value, title = grammar["value"], str(number)
     if grammar["type"] == "regex":
         return grammar | {"value": title + value}
@@ -203,7 +205,7 @@ def noticed_by_nobody(took: float, gap: float) -> bool:
 
 
 def refused(weft: Weft, grammar: Any) -> tuple[float, float]:
-    """How long it took to refuse a grammar, and the longest that another's stream waited for a token meanwhile."""
+    """Return the time to reject a grammar, and the longest gap between tokens of another stream meanwhile."""
     stream, is_refused = tokens(weft.post("/generate_stream", 1900)), Event()
     assert next(stream)["index"] == 1
     with ThreadPoolExecutor(1) as reader:
@@ -218,7 +220,7 @@ def refused(weft: Weft, grammar: Any) -> tuple[float, float]:
 
 
 def longest_gap(stream: Generator[dict[str, Any]], over: Event) -> float:
-    """Between tokens, until it is over and some more have come."""
+    """Return the longest gap between tokens, up to 20 tokens after `over` is set."""
     last, longest, left = monotonic(), 0.0, 20
     with closing(stream):
         for _ in stream:

@@ -1,4 +1,4 @@
-"""Health that cannot lie: `weft serve` when its shard hangs, when one request is poison, under load, and at its end."""
+"""Tests of the health probes of `weft serve`: a hanging shard, a poisonous request, full load, start and stop."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SHARD = "shard.server"
 SMALL = ("--max-batch-total-tokens", "65536", "--threads", "1")  # threads wait for each other on a busy machine
 POISON = "\N{EURO SIGN}"  # no other prompt holds it
-MOST_FAILED_STEPS = 8  # of which one request among 32 is found
+MOST_FAILED_STEPS = 8  # enough to find one bad request among 32
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ async def until_ready(weft: Weft) -> None:
         await Probe(http).until("/ready", 200)
 
 
-# -- a request that brings every step down
+# -- a request that makes every step fail
 
 
 def test_of_many_requests_only_the_poisonous_one_fails(
@@ -135,7 +135,7 @@ def test_a_server_that_is_full_is_ready_all_the_time(model: Path, tmp_path: Path
 
 
 async def look_at_a_full_server(weft: Weft, seconds: float) -> list[tuple[str, int]]:
-    """What a probe is told while twice as many clients ask as may run."""
+    """Return the answers of the probes while twice as many clients send requests as can run."""
     end, looks = time.monotonic() + seconds, []
 
     async def ask_again_and_again(http: aiohttp.ClientSession, number: int) -> None:
@@ -187,11 +187,11 @@ def test_who_asks_while_the_model_is_loaded_is_told_how_far_it_is(model: Path, t
     assert {answers[1]["phase"] for answers in before} <= {"load", "check", "warm-up"}
     *others, last = [tuple(answers[2:]) for answers in before]
     assert set(others) <= {(503, 200, 503)}
-    assert last in {(503, 200, 503), (503, 200, 200), (200, 200, 200)}  # it became ready between two questions
+    assert last in {(503, 200, 503), (503, 200, 200), (200, 200, 200)}  # it became ready between two probes
 
 
 async def watch_the_start(url: str) -> list[tuple[Any, ...]]:
-    """What /startup, /ready, /live and /info say, until all is ready."""
+    """Return the answers of /startup, /ready, /live and /info, polled until the server is ready."""
     told: list[tuple[Any, ...]] = []
     async with aiohttp.ClientSession(url) as http:
         probe = Probe(http)

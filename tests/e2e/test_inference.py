@@ -1,4 +1,4 @@
-"""The dialect of effective-batching, over HTTP on the simulated shard, under every way of batching."""
+"""Tests of effective-batching's dialect over HTTP on the simulated shard, with every batching mode."""
 
 import asyncio
 import json
@@ -63,7 +63,7 @@ def test_the_figures_are_those_of_the_study(tmp_path: Path) -> None:
 
 
 def test_every_answer_tells_its_own_seconds_and_stats_what_they_are_together(tmp_path: Path) -> None:
-    """Also of those that nobody heard for a while."""
+    """Requests that waited for one of the two handlers are included."""
     async def story(weft: Any) -> None:
         async def seconds(num_tokens: int) -> float:
             async with weft.http.post("/inference", json={"prompt": "a", "num_tokens": num_tokens}) as answer:

@@ -1,4 +1,4 @@
-"""Leaving is cancelling: whatever a client left behind is free with the next message sent, at most two steps later."""
+"""Tests of disconnects: a request's blocks are free with the next message sent, at most two steps later."""
 
 import asyncio
 import random
@@ -13,14 +13,14 @@ from router.sequence import State
 from shard.simulated import SimulatedWorker
 
 STREAMS, STREAMING, PLAIN = 330, 60, 60  # clients: of the engine, of /generate_stream, of /generate
-IN_PREFILL, IN_LAST_STEP = 10, 40  # more of the engine's, that leave in this state
-LENGTH, LAST_ARRIVAL = 450, 300  # in steps: how long somebody stays who never leaves, and when the last one comes
+IN_PREFILL, IN_LAST_STEP = 10, 40  # further clients of the engine that leave in this state
+LENGTH, LAST_ARRIVAL = 450, 300  # in steps: the stay of the client that never leaves, and the last arrival
 FOREVER = 10**9  # steps
 LONG = 1500  # tokens of a prompt that takes some steps
 
 
 class Noting(SimulatedWorker):
-    """Remembers who was there in each step."""
+    """Worker that records the sequences present in each step."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -37,7 +37,7 @@ class Leaver:
     patience: int
     prompt: str
     length: int
-    state: str = ""  # in which it leaves, with all the patience that takes; any if empty
+    state: str = ""  # the state in which it leaves, however long that takes; any state if empty
 
     @classmethod
     def random(cls, dice, state=""):
@@ -46,7 +46,7 @@ class Leaver:
         return cls(dice.randrange(LAST_ARRIVAL), patience, "x" * prompt, dice.randrange(1, 40), state)
 
     async def come_and_go(self, weft, visit):
-        """`visit` until the patience is over, or the visit."""
+        """Run `visit` until it ends or `patience` steps have passed."""
         await weft.shards.reach(self.arrival)
         visiting = asyncio.create_task(visit(weft, self))
         leaving = asyncio.create_task(weft.shards.reach(weft.shards.num_steps + self.patience))
@@ -97,7 +97,7 @@ def where(sequence):
 
 
 class Departures:
-    """Who left, in which state, and how many steps had been sent by then."""
+    """Record of cancelled sequences: their states, and the number of steps sent before each cancellation."""
 
     def __init__(self, weft):
         self.steps, self.states = {}, set()
@@ -115,7 +115,7 @@ class Departures:
         return []
 
     def check(self, present):
-        """Nobody is there in a step that was sent after it had left."""
+        """Check that no sequence is present in a step sent after its cancellation."""
         for number, steps in self.steps.items():
             assert not any(number in there for there in present[steps:])
 

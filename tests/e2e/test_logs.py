@@ -1,4 +1,4 @@
-"""`--json-output` and `text-generation-launcher`, as a user has them: real processes, and all that they say."""
+"""Tests of the logs of `--json-output` and of `text-generation-launcher`, with real processes."""
 
 import json
 import os
@@ -21,14 +21,14 @@ LAUNCHER = (sys.executable, "-P", "-c", PROGRAM)
 
 
 class Logged:
-    """A server that logs as JSON, and what it said so far."""
+    """Server that logs as JSON, and its log so far."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
         self.told: list[dict[str, Any]] = []
 
     def until(self, text: str) -> dict[str, Any]:
-        """The first object from here on whose message has this text."""
+        """Return the next log object whose message contains `text`."""
         assert self.process.stderr
         for line in self.process.stderr:
             self.told.append(json.loads(line))

@@ -1,4 +1,4 @@
-"""Counters are exact: what /metrics says after a load that is known, over real HTTP and gRPC with simulated shards."""
+"""Tests that the counters of /metrics are exact after known loads, over real HTTP and gRPC with simulated shards."""
 
 import asyncio
 import re
@@ -23,7 +23,7 @@ async def metrics(weft: Any) -> dict[str, float]:
 
 
 async def known_load(weft: Any) -> None:
-    """Nine requests for eleven texts, two of which are the same prompt's."""
+    """Send nine requests that generate eleven texts: two requests generate two texts each (`best_of`)."""
     plain = [weft.generate(f"{number}", SHORT) for number in range(NUM_SHORT)]
     streams = [weft.stream(f"{number} " * 20, LONG) for number in range(NUM_LONG - 2)]
     several = [weft.generate("several", LONG, best_of=2, do_sample=True) for _ in range(2)]
@@ -87,7 +87,7 @@ async def refuse(weft: Any) -> None:
 
 
 async def overload(weft: Any) -> None:
-    """Two may be in the house. Two are, which did not come by HTTP, and stay until the gate opens."""
+    """Exceed the limit of two requests: two submitted without HTTP are unfinished until the gate opens."""
     for _ in range(2):
         weft.submit("in the house", 5)
     for _ in range(3):
@@ -98,7 +98,7 @@ async def overload(weft: Any) -> None:
 
 
 async def leave(weft: Any) -> None:
-    """One client of each route leaves before the first step ends."""
+    """Disconnect one client of each route before its first step ends."""
     left = weft.watch("cancel")
     for path in ("/generate", "/generate_stream"):
         asking = asyncio.create_task(weft.http.post(path, json=body("x", 50)))
@@ -206,7 +206,7 @@ WORD = {"role": "user", "content": "warp"}
 PROMPT = "user: warp\nassistant: "
 CHATTED: dict[str, Any] = {"messages": [WORD], "max_tokens": LENGTH}
 CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
-# What is asked, and the prompts for which a text is generated.
+# Path, body, and the prompts for which text is generated.
 ANSWERED: list[tuple[str, dict[str, Any], list[str]]] = [
     *[("/generate", body(prompt, LENGTH), [prompt]) for prompt in ("a", "loom", "weaves")],
     ("/generate", body("the best", LENGTH, best_of=2, do_sample=True), ["the best"] * 2),
@@ -233,7 +233,7 @@ NO_REQUESTS = [("POST", "/tokenize", body("x")), ("POST", "/chat_tokenize", CHAT
 LATE = {"x-request-timeout-ms": "0.001"}
 PROMPTS = [*[prompt for _, _, prompts in ANSWERED for prompt in prompts], *[IN_HOUSE] * NUM_IN_HOUSE]
 NUM_TOKENS = LENGTH * len(PROMPTS)
-ACCEPTED = [*PROMPTS, "x", "x"]  # with those whose clients left
+ACCEPTED = [*PROMPTS, "x", "x"]  # including those whose clients disconnect
 REASONS = {"overloaded": 2, "validation": len(INVALID), "template": 0, "generation": 0, "incomplete": 0, "dropped": 2,
            "timeout": 2, "download_adapter": 0, "embedding_failure": 0, "classification_failure": 0}
 COUNTED: dict[str, float] = {
@@ -266,8 +266,8 @@ COUNTED: dict[str, float] = {
 }
 STEPS = {f'tgi_batch_inference_{name}{{method="{method}"}}' for name in ("count", "success")
          for method in ("prefill", "decode", "embed")}
-JOINED = 'tgi_batch_concat{reason="chunking"}'  # how many joined others depends on who came first
-EXCEEDED = "tgi_batch_stall_exceeded"  # which depends on how busy the machine is
+JOINED = 'tgi_batch_concat{reason="chunking"}'  # depends on the order of arrival
+EXCEEDED = "tgi_batch_stall_exceeded"  # depends on the load of the machine
 
 
 async def ask_for_everything(weft: Any) -> None:
@@ -321,7 +321,7 @@ def counters_of(page: str) -> set[str]:
 
 
 def test_the_page_of_a_server_has_the_metrics_that_are_documented_and_no_others(tmp_path: Any) -> None:
-    """Name, type and labels, as docs/metrics.md lists them."""
+    """Compare name, type and labels with docs/metrics.md."""
     listed = re.findall(r"^\| `([\w:]+)` \| (\w+) \| (.*?) \| \w? \| .+ \|$", DOCS.read_text(), re.MULTILINE)
     documented = {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in listed}
 

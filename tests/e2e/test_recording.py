@@ -1,4 +1,4 @@
-"""A recording of a real server, from the signal to the table of a simulation."""
+"""Test of recording a real server, from the signal to the table of a simulation."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Who asks, for how long, and what became of it: keys, deadlines and explanations over real sockets."""
+"""Tests of keys, deadlines and explanations of requests over real sockets."""
 
 import asyncio
 

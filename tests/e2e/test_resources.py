@@ -1,4 +1,4 @@
-"""What requests need is on the shards before they start, whatever befalls those."""
+"""Tests that grammars are loaded on the shards before their requests start, even after shards fail."""
 
 from pathlib import Path
 from typing import Any

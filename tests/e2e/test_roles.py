@@ -1,4 +1,4 @@
-"""Keys and their roles over HTTP: what one tenant may do to the adapters that others use."""
+"""Tests of API keys and their roles over HTTP: the changes a tenant may make to adapters that others use."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""`weft serve` as a user has it: real processes, real sockets, real signals, and a simulated model."""
+"""Tests of `weft serve` as a user runs it: real processes, sockets and signals, and a simulated model."""
 
 import os
 import select

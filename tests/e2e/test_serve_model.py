@@ -1,4 +1,4 @@
-"""`weft serve` with a small real model: it says what transformers says, whatever befalls its shards."""
+"""Tests of `weft serve` with a small real model: its tokens are those of transformers, even when shards fail."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ending_model(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    """Its first end token comes in the middle of what the other one says."""
+    """Return a model with an end token in the middle of the text that `model` generates."""
     folder = tiny_checkpoint(tmp_path_factory.mktemp("ending"), "llama")
     config = json.loads((folder / "generation_config.json").read_text())
     config["eos_token_id"] = [1, expected(model, PROMPT, 40)[20]]
@@ -33,7 +33,7 @@ def ending_model(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 
 
 def expected(folder: Path, prompt: str, length: int) -> list[int]:
-    """The tokens that transformers generates."""
+    """Return the tokens that transformers generates."""
     oracle, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     ids = tokenizer(prompt, return_tensors="pt")
     output = oracle.generate(**ids, do_sample=False, max_new_tokens=length, pad_token_id=0)[0]
@@ -45,7 +45,7 @@ def text(folder: Path, ids: list[int]) -> str:
 
 
 def says_what_transformers_says(weft: Weft, folder: Path, name: str, num_shard: int) -> None:
-    """And ends well."""
+    """Check the answers against transformers, then the shutdown."""
     ids = expected(folder, PROMPT, 40)
     assert weft.banner[0].startswith(f"weft serves {name} on {num_shard} shard")
     told = ("model_id", "model_dtype", "model_device_type", "num_shard", "exact")
@@ -92,7 +92,7 @@ def test_an_end_token_of_the_model_ends_the_text(ending_model: Path, tmp_path: P
     assert len(ids) < 40
 
 
-# -- streams that go on
+# -- streams that continue
 
 
 @pytest.mark.parametrize("num_shard", [pytest.param(1, marks=pytest.mark.long), 2])

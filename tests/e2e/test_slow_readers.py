@@ -1,4 +1,4 @@
-"""Clients on real sockets that do not read what is written to them. Nobody else notices."""
+"""Tests of clients on real sockets that do not read their responses. Other clients are not affected."""
 
 import asyncio
 import json
@@ -12,12 +12,12 @@ from router.http.sse import EventStream
 
 LENGTH = 500
 HIGH_WATER = 64 * 1024  # bytes that a transport takes before writing pauses
-STEP = 8 * 600  # bytes that a step yields at most, rendered
+STEP = 8 * 600  # maximum bytes of one step's rendered events
 SLOW = {"http": True, "slow_client_buffer": 4096, "slow_client_timeout": 60.0, "tokens_per_step": 8}
 
 
 class Reader:
-    """A client that reads only when told to, and whose kernel keeps little for it."""
+    """Client that reads only on request, with a small receive buffer in the kernel."""
 
     def __init__(self, weft):
         self._loop = asyncio.get_running_loop()
@@ -34,7 +34,7 @@ class Reader:
         await self._loop.sock_sendall(self._socket, head.encode() + content)
 
     async def read_all(self):
-        """Everything that still comes, and whether it ended as it should."""
+        """Return the rest of the response, and whether it ended properly."""
         data = b""
         try:
             while part := await self._loop.sock_recv(self._socket, 65536):
@@ -49,7 +49,7 @@ class Reader:
 
 @pytest.fixture
 def play_slow(tmp_path):
-    """A story with somebody who asked and does not read, and with the calls of `hold`."""
+    """Return a function that runs a story with a client that does not read, and with the calls of `hold`."""
     def run(story, **settings):
         async def told(weft):
             reader, held = Reader(weft), weft.watch("hold")
@@ -64,7 +64,7 @@ def play_slow(tmp_path):
 
 
 def events_in(data):
-    """The events in the chunks of a response."""
+    """Return the events of a chunked response."""
     _, _, rest = data.partition(b"\r\n\r\n")
     content = b""
     while rest:

@@ -1,7 +1,7 @@
-"""A server that cannot start ends at once with one line that names the cause and the flag. Nothing is left behind.
+"""Tests that a server that cannot start ends at once with one line naming cause and flag, and leaves nothing behind.
 
-Its exit code says whether to start it again makes sense: 2 where it would end the same until a flag, the model or the
-machine is changed, 1 where memory, a port or a network may be there the next time.
+The exit code is 2 where a restart fails until a flag, the model or the machine is changed, and 1 where memory, a port
+or a network may be available the next time.
 """
 
 import json
@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def started(*arguments: str | Path, cwd: Path, **variables: str) -> tuple[int, list[str]]:
-    """The exit code, and the lines on stderr that are no log of a child, nor tell how far a slow start is."""
+    """Return the exit code, and the lines on stderr without the children's logs and the startup progress."""
     port = () if "--port" in arguments else ("--port", "0")
     ended = subprocess.run([WEFT, "serve", *port, *arguments], cwd=cwd, env=os.environ | variables,
                            capture_output=True, text=True, check=False, timeout=60)
@@ -82,7 +82,7 @@ def cut(path: Path) -> None:
 
 
 def changed(**values: Any) -> Callable[[Path], None]:
-    """What writes these values into a JSON file."""
+    """Return a function that writes these values into a JSON file."""
     def write(path: Path) -> None:
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
     return write
@@ -115,7 +115,7 @@ def test_a_model_that_is_damaged_is_one_line_that_names_the_file(
 ])
 def test_settings_that_the_model_or_the_machine_does_not_fit_are_one_line(
         model: Path, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
-    """Restart=on-failure brought them back for ever, every time with the same line."""
+    """With systemd's Restart=on-failure, such a server used to restart forever with the same line."""
     code, lines = started(model, *arguments, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert (code, len(lines)) == (2, 1)
     assert words in lines[0]
@@ -140,7 +140,7 @@ def test_a_cache_that_does_not_fit_is_one_line_that_names_the_flag(model: Path, 
 
 
 def test_a_folder_for_caches_that_cannot_be_written_is_told_and_no_failure(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()  # where a folder should be; root could write to any folder
+    (tmp_path / "file").touch()  # a file instead of a folder: root could write to any folder
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
         with serving(tmp_path, str(model), "--max-batch-total-tokens", "1024") as weft:

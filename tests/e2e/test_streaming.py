@@ -1,4 +1,4 @@
-"""What a client sees on a real socket while shards work: the first token early, nothing twice, ends that are clean."""
+"""Tests of streams on a real socket: the first token comes early, no token comes twice, and streams end cleanly."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ def test_a_failure_is_told_by_its_status_or_within_the_stream(tmp_path):
     play(story, tmp_path, http=True, faults="fail_sequence@decode:3;fail_sequence@decode:9")
 
 
-# -- too many, and the end
+# -- overload and shutdown
 
 
 def test_who_comes_when_the_house_is_full_is_told_to_come_again(tmp_path):

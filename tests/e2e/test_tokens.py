@@ -1,4 +1,4 @@
-"""Every request gets the tokens of the simulated rule, whatever the settings and the company, over real gRPC."""
+"""Tests over real gRPC that every request gets the simulated model's tokens under all settings and in all batches."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ STOPS = ("oo", "weft", "ll ", "s t")
 
 
 def crowd(seed, size=24):
-    """Requests that end by length, by end token and by stop string."""
+    """Yield requests that end by length, by end token and by stop string."""
     dice = random.Random(seed)
     for number in range(size):
         stop = tuple(dice.sample(STOPS, dice.randrange(3)))

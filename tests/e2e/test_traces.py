@@ -1,4 +1,4 @@
-"""`--otlp-endpoint`, as a user has it: real processes, and a collector that hears of them."""
+"""Tests of `--otlp-endpoint` with real processes and a collector that receives their spans."""
 
 import json
 import signal
@@ -17,7 +17,7 @@ PROMPT = "all that is woven " * 20  # several steps with room for 64 tokens
 
 
 def chat(weft: Weft, **headers: str) -> str:
-    """The id under which the answer came."""
+    """Send a chat and return its request id."""
     body = json.dumps({"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5, "seed": 7}).encode()
     head = {"content-type": "application/json", **headers}
     with urlopen(Request(f"{weft.url}/v1/chat/completions", body, head)) as told:
@@ -27,7 +27,10 @@ def chat(weft: Weft, **headers: str) -> str:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Collector, str]]:
-    """What two shards and their router tell of a chat in a trace that others began, and of a stream."""
+    """Collect the spans of two shards and their router: a chat within a client's trace, and a stream.
+
+    Yield the collector and the request id of the chat.
+    """
     with collecting() as (collector, address):
         settings = ("--num-shard", "2", "--otlp-endpoint", address, "--max-batch-prefill-tokens", "64")
         with serving(tmp_path_factory.mktemp("served"), SIMULATED, *settings) as weft:
@@ -67,7 +70,7 @@ def test_what_its_time_went_to_lies_within_it_one_after_the_other(collector: Col
 
 def test_every_shard_tells_of_every_step_that_ran_a_part_of_the_prompt(
         collector: Collector, chatted: Collected) -> None:
-    """Its processes share the clock of this machine, so their spans lie within the router's."""
+    """All processes share the clock of this machine, so the shards' spans are within the router's."""
     steps = [part for part in collector.below(chatted) if part.span.name == "prefill step"]
     for rank in (0, 1):
         own = [part.attributes for part in steps if part.attributes["weft.rank"] == rank]

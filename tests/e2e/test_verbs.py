@@ -1,4 +1,4 @@
-"""What a shard is called with, counted where it arrives over real gRPC."""
+"""Tests of the calls that a shard receives over real gRPC, counted in the shard."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ WORK = ("Prefill", "Decode", "Filter", "Concat")
 
 
 async def come_one_after_the_other(weft, count=4):
-    """Each comes when those before it decode, and ends when those after it still do."""
+    """Submit requests that arrive while earlier ones decode and end while later ones still decode."""
     hearing = []
     for number in range(count):
         request = ask(f"{number} " * 30, 20 + 10 * number)

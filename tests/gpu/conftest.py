@@ -1,5 +1,7 @@
-"""What `make gpu-check` runs on a machine with a GPU. Without one the same tests run on CPU when they are asked for
-(`pytest -m gpu tests/gpu`), so that they can be kept right."""
+"""Fixtures of the tests that `make gpu-check` runs on a machine with a GPU.
+
+Without a GPU, `pytest -m gpu tests/gpu` runs the same tests on the CPU, so that they can be kept correct.
+"""
 
 import pytest
 import torch
@@ -14,4 +16,4 @@ def device() -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> None:
-    """CUDA opens files and starts threads when it likes, and keeps them: nothing is counted here."""
+    """Disable the leak check, since CUDA opens files and starts threads at any time and keeps them."""

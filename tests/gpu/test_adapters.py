@@ -1,10 +1,10 @@
-"""What adapters add by kernels on a GPU is what they add by torch there. Without one Triton's interpreter runs them."""
+"""Tests that the LoRA kernels match torch on a GPU. Without a GPU, Triton's interpreter runs the kernels."""
 
 import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton")  # which comes for Linux only
+pytest.importorskip("triton")  # available on Linux only
 
 from shard.adapters.bearers import Bearers, Run
 from shard.adapters.racks import Racks

@@ -1,4 +1,4 @@
-"""Triton's kernels on a GPU say what the reference says there. Without one they run under Triton's interpreter."""
+"""Tests that Triton attention matches the reference on a GPU. Without a GPU, Triton's interpreter runs the kernels."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 pytest.importorskip("triton")
 
 CLOSE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-HEADS = [(2, 1), (2, 4), (1, 7)]  # that have keys, and how many share each
+HEADS = [(2, 1), (2, 4), (1, 7)]  # key/value heads, and query heads per key/value head
 HEAD_DIMS = [64, 80, 128, 256]
 VARIANTS = [PLAIN, Variant(windows=(0, 300)), Variant(scale=0.3, softcap=2.0)]
 DECODES = [1, 16, 17, 255, 256, 257, 1030]
@@ -33,7 +33,7 @@ def results(backend: str, **shape: Any) -> list[Tensor]:
                       [(part, *chunk) for part, chunk in zip(prompts, CHUNKS, strict=True)])
 
 
-# Every two of heads, head size and variant meet in the type that models are served in. Each costs seconds of compiling.
+# bfloat16, the usual dtype, covers every pair of heads, head size and variant. Compiling each case takes seconds.
 MET = [(heads, head_dim, VARIANTS[(row + column) % 3])
        for row, heads in enumerate(HEADS) for column, head_dim in enumerate(HEAD_DIMS)]
 

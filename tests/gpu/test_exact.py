@@ -1,4 +1,4 @@
-"""With --exact a request gets the same bits whatever else is served, on a GPU too."""
+"""Test that `--exact` gives a request the same bits in every batch on a GPU."""
 
 from pathlib import Path
 from random import Random
@@ -9,10 +9,10 @@ from weaving import Loom, Thread
 
 from router.request import Request, SamplingParams
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]  # `--exact` is for a whole process: it has one of its own
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]  # `--exact` applies to a whole process: this file has its own
 
 BATCHES = {"cuda": 200, "cpu": 5}
-# Of sums that are worth cutting into parts, where a card does that.
+# On a GPU, sizes whose sums are long enough for kernels to split them.
 SIZES = {"cuda": {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8,
                   "head_dim": 64, "num_hidden_layers": 2}, "cpu": {}}
 

@@ -1,11 +1,11 @@
-"""Kernels between products are what torch's operations are on a GPU. Without one Triton's interpreter runs them."""
+"""Tests that the fused pointwise kernels match torch on a GPU. Without a GPU, Triton's interpreter runs them."""
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-pytest.importorskip("triton")  # which comes for Linux only
+pytest.importorskip("triton")  # available on Linux only
 
 from shard.cache import Cache
 from shard.layers import fused
@@ -17,7 +17,7 @@ from shard.models.config import Rotary
 pytestmark = pytest.mark.gpu
 CLOSE = {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 ROWS = {"cuda": (1, 7, 300), "cpu": (1, 7)}
-BLOCKS = 32  # of 16 places
+BLOCKS = 32  # of 16 slots each
 NORMS: list[type[RMSNorm] | None] = [None, RMSNorm, WideRMSNorm]
 HEAD_DIMS = [64, 80, 96, 128, 256]
 dtypes = pytest.mark.parametrize("dtype", CLOSE, ids=str)
@@ -64,7 +64,7 @@ def test_activations(width: int, dtype: torch.dtype, device: str) -> None:
                                        rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 
-# Each costs seconds of compiling: not every pair is tried with every type.
+# Compiling each case takes seconds, so not every pair is tested with every dtype.
 @pytest.mark.parametrize(("dtype", "make", "head_dim", "neighbours"), [
     *((torch.bfloat16, make, head_dim, (row + column) % 2 == 1)
       for row, make in enumerate(NORMS) for column, head_dim in enumerate(HEAD_DIMS)),
@@ -90,6 +90,6 @@ def test_what_enters_attention(
 
 
 def entered(turn: Turn, heads: Tensor, head_norm: HeadNorm | None, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, and what then stands in the cache."""
+    """Return the queries, and the keys and values in the cache afterwards."""
     cache = Cache(1, 2, heads.shape[2], block_size=16, num_blocks=BLOCKS, dtype=heads.dtype, device=heads.device)
     return turn.enter(heads, head_norm, cache, 0, slots), cache.keys[0], cache.values[0]

@@ -1,4 +1,4 @@
-"""Whole models on a GPU say what transformers says there."""
+"""Tests that whole models on a GPU generate the tokens of transformers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"family": "qwen2"},
     "qwen3": {"family": "qwen3"},
 }
-TOLERANCES = {"float32": 0.0, "bfloat16": 0.25}  # of logits: where the best two are closer, either may come out
+TOLERANCES = {"float32": 0.0, "bfloat16": 0.25}  # where the best two logits are closer, either token may be chosen
 WARMUP = pb.WarmupRequest(block_size=16, max_prefill_tokens=256, max_batch_size=8, max_total_tokens=256,
                           max_cache_tokens=2048)
 
@@ -60,14 +60,14 @@ def oracle(folder: Path, dtype: str, device: str) -> Any:
 
 
 def newcomers(*prompts: list[int]) -> list[Row]:
-    """With places for twice as many tokens as are asked for."""
+    """Return rows with blocks for their prompt and twice NUM_TOKENS."""
     blocks = iter(range(128))
     return [Row(i, prompt, [next(blocks) for _ in range(-(-(len(prompt) + 2 * NUM_TOKENS) // 16))])
             for i, prompt in enumerate(prompts)]
 
 
 class Said(dict[int, list[int]]):
-    """By sequence, what it said so far."""
+    """Tokens generated so far, by sequence."""
 
     def hear(self, answer: pb.StepAnswer) -> None:
         for i, tokens in rows_of(answer).items():
@@ -76,7 +76,7 @@ class Said(dict[int, list[int]]):
 
 @torch.inference_mode()
 def logits_of(oracle: Any, prompt: list[int], said: list[int]) -> Tensor:
-    """[tokens, vocabulary], by which each token would have been chosen"""
+    """Return the logits from which transformers would choose each token: [tokens, vocabulary]."""
     ids = torch.tensor([prompt + said], device=oracle.device)
     logits: Tensor = oracle(ids).logits[0, len(prompt) - 1:-1]
     return logits.float()

@@ -1,5 +1,7 @@
-"""CUDA graphs of decode steps say what steps say that are launched piece by piece. Without a GPU a function is called
-again instead, and Triton's interpreter runs the kernels."""
+"""Tests that CUDA graphs of decode steps match steps launched kernel by kernel.
+
+Without a GPU, a replay calls the captured function again, and Triton's interpreter runs the kernels.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,7 @@ def test_who_goes_by_adapters_that_came_after_the_capture_is_replayed_too(tmp_pa
     Sampling(temperature=1.0, top_p=0.9, raw_logprobs=True)], ids=["greedy", "drawn", "filtered", "raw"])
 def test_a_step_that_begins_before_the_last_is_over_says_what_one_says_that_waited(
         sampling: Sampling, tmp_path: Path, device: str) -> None:
-    """Nobody has to be looked at: of so small a vocabulary few candidates decide."""
+    """No step has to wait for sampling on the host: the vocabulary is so small that few candidates suffice."""
     where = torch.device(device)
     capture = cuda_capture(where) if device == "cuda" else called_again
     bench = Bench(tiny_checkpoint(tmp_path, "llama"), capture, where, rows=5)
@@ -69,8 +71,8 @@ def test_a_step_that_begins_before_the_last_is_over_says_what_one_says_that_wait
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
 def test_nothing_is_compiled_after_warm_up(
         family: str, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever comes: prompts of any length, whole and in chunks, alone and beside others, sampled and not, with what
-    their tokens are worth, and with an adapter. Without a GPU nothing is compiled anyway."""
+    """Run prompts of many lengths, whole and in chunks, alone and batched, sampled and greedy, with prompt logprobs
+    and with an adapter. Without a GPU nothing is compiled anyway."""
     folder, compiled = tiny_checkpoint(tmp_path, family), list[object]()
     requests = [asked(number, length) for number, length in enumerate((1, 2, 15, 16, 17, 33, 64, 100, 150))]
     with Loom(folder, device=device, adaptable=True, max_batch_size=8) as loom:
@@ -84,7 +86,7 @@ def test_nothing_is_compiled_after_warm_up(
 
 
 def asked(number: int, length: int) -> Request:
-    """One in three is drawn, one in three wants to know its prompt's logprobs, one in three goes by the adapter."""
+    """Return a request; of each three, one is sampled, one returns prompt logprobs and one uses the adapter."""
     sampling = SamplingParams(temperature=0.8, top_k=20) if number % 3 == 0 else SamplingParams()
     return Request(str(number), tuple(range(2, 2 + length)), 5 + number, key=number, sampling=sampling,
                    prompt_logprobs=number % 3 == 1, adapter=Resource("adapter", 1) if number % 3 == 2 else None)

@@ -1,4 +1,4 @@
-"""The sampler on a GPU says what it says on a CPU."""
+"""Tests that the sampler chooses the same tokens on a GPU as on a CPU."""
 
 from typing import Any
 

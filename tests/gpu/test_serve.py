@@ -1,4 +1,4 @@
-"""`weft serve` with the model on a GPU, asked over HTTP."""
+"""Tests of `weft serve` over HTTP with the model on a GPU."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def weft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without being installed."""
+    """Run `weft` from the source tree, since it may not be installed."""
     (program := tmp_path / "weft").write_text(LAUNCHER)
     program.chmod(0o755)
     monkeypatch.setattr(launched, "WEFT", program)

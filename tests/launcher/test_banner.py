@@ -1,4 +1,4 @@
-"""What is said when a server is ready."""
+"""Tests of the banner of a server that is ready."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The Hub's cache on disk, as its other clients leave it and find it."""
+"""Tests of the Hub's cache on disk, in the layout that other clients of the Hub read and write."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""What the doctor sees for itself."""
+"""Tests of the checks that the doctor makes in its own process."""
 
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -25,7 +25,7 @@ def installed(name: str) -> str:
     ("2.13.0+cpu", ">=2.11", True),
     ("2.9.1", ">=2.11", False),
     ("1.0", "", True),
-    ("1.0", "~=2.0,!=3", True),  # others than these two signs we do not use
+    ("1.0", "~=2.0,!=3", True),  # operators other than >= and < count as satisfied
 ])
 def test_versions_are_compared_by_their_numbers(have: str, wanted: str, good: bool) -> None:
     assert checks.satisfies(have, wanted) == good
@@ -83,7 +83,7 @@ def test_the_cache_of_models_needs_space(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()  # where a folder should be; root could write to any folder
+    (tmp_path / "file").touch()  # a file instead of a folder: root could write to any folder
     cache, _ = checks.hub({"HF_HOME": str(tmp_path / "file")})
     assert (cache.state, cache.text.split(", ")[1]) == ("warning", "so nothing can be downloaded")
 

@@ -1,4 +1,4 @@
-"""The command line: what flags and variables become, and how mistakes are told."""
+"""Tests of the command line: settings from flags and variables, and errors in one line."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from router.policy import Policy, without_effect
 
 @pytest.fixture
 def weft(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command line to its end: exit code, output, errors."""
+    """Return a function that runs the command line: exit code, stdout, stderr."""
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["weft", *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -28,7 +28,7 @@ def weft(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch, weft: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """The settings that a command line gives, instead of serving with them."""
+    """Return a function that returns the settings of a command line instead of serving with them."""
     def run(*arguments: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         def note(*words: str, **settings: Any) -> None:
@@ -77,7 +77,7 @@ def test_a_setting_may_bring_others_unless_they_are_given(given: dict[str, Any],
 
 @pytest.mark.parametrize("batching", ["none", "nobatch", "static", "dynamic", "continuous"])
 def test_the_studys_mode_brings_nothing_without_effect(batching: str) -> None:
-    """It warned of a flag that nobody had given."""
+    """This mode used to warn about a flag that was not given."""
     own = cli.with_own_settings({"compat": "batching", "batching": batching})
     _, config, _ = cli.make_configs(own)
     assert without_effect(config, Policy.of(config, ModelFacts("m", "cpu", "float32", 512, 4096, 16, 64))) == []
@@ -183,7 +183,7 @@ def test_the_exit_code_tells_who_may_be_started_again(
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch, weft: Callable[..., Any]) -> Callable[..., tuple[str, dict[str, Any]]]:
-    """The module that a command line runs, and what it is told, instead of running it."""
+    """Return a function that returns the module of a command line and its arguments instead of running it."""
     def run(*arguments: str) -> tuple[str, dict[str, Any]]:
         found: list[tuple[str, dict[str, Any]]] = []
         monkeypatch.setattr(programs, "run_module", lambda name, _=None, /, **order: found.append((name, order)))

@@ -1,4 +1,4 @@
-"""The page that docs/configuration.md is."""
+"""Tests of the generated pages docs/configuration.md and docs/migrating.md."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Pauses before replacements, and when there are none any more."""
+"""Tests of the pauses before a dead process is replaced, and of giving up."""
 
 from launcher.deaths import MOST, PAUSES, WINDOW, Deaths
 

@@ -1,4 +1,4 @@
-"""What follows from what a child found out: fine, or not, and what to do."""
+"""Tests of the doctor's findings, and their remedies, from a child's survey of machine and model."""
 
 from typing import Any
 

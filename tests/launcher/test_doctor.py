@@ -1,4 +1,4 @@
-"""`weft doctor` as a whole: what it looks at, and what it ends with."""
+"""Tests of `weft doctor` as a whole: its subjects and its exit code."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ FOUND = {"machine": {"torch": "2.13", "cuda": "", "instructions": [], "packs_bfl
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """The state of every subject, with a child that found this."""
+    """Return a function that returns the state of every subject, given the findings of a child."""
     def run(found: dict[str, Any], **order: Any) -> dict[str, str]:
         monkeypatch.setattr(doctor, "survey", lambda _: found)
         order = {"port": 0, "model_id": "weft/simulated"} | order

@@ -1,4 +1,4 @@
-"""A download from beginning to end, against a Hub on this machine: what is brought, and what is told when it is not."""
+"""Tests of whole downloads from a fake Hub: the files downloaded, retries and errors."""
 
 import errno
 import json
@@ -32,7 +32,7 @@ OTHER_COMMIT = "f" * 40
 
 
 class Bench:
-    """A Hub, an empty cache, and downloads that wait for nothing."""
+    """Fake Hub, an empty cache, and downloads that retry without pauses."""
 
     def __init__(self, fake: FakeHub, cache: Path) -> None:
         self.fake, self.cache = fake, cache
@@ -64,7 +64,7 @@ def indexed(fake: FakeHub, weight_map: Any) -> None:
     fake.files |= PARTS | {INDEX: json.dumps({"weight_map": weight_map}).encode()}
 
 
-# -- what is brought
+# -- downloads
 
 
 def test_what_serving_needs_is_brought_and_found(bench: Bench) -> None:
@@ -115,10 +115,10 @@ def test_what_is_here_is_not_brought_again(bench: Bench) -> None:
     bench.run()
     bench.fake.asked.clear()
     bench.run()
-    assert bench.fake.num_asked("GET") == 1  # which commit is it?
+    assert bench.fake.num_asked("GET") == 1  # the request for the commit
 
 
-# -- what goes wrong, and goes on
+# -- failures with a retry or a fallback
 
 
 def test_a_start_that_was_cut_off_is_gone_on_with(bench: Bench) -> None:
@@ -150,7 +150,7 @@ def test_without_the_hub_half_a_model_is_not_enough(bench: Bench) -> None:
 
 
 class Waiting(StringIO):
-    """Lets a stalled Hub end its connections when somebody is told to wait."""
+    """Stream that releases a stalled Hub when a download reports that it waits for another process."""
 
     def __init__(self, over: threading.Event) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ def test_two_downloads_at_once_bring_everything_once(bench: Bench) -> None:
     assert bench.files() == NEEDED
 
 
-# -- what is told when it cannot be done
+# -- errors
 
 
 def without(*names: str) -> Callable[[FakeHub], None]:
@@ -276,7 +276,7 @@ def test_a_cache_that_cannot_be_written_is_told(bench: Bench) -> None:
 
 
 def with_library(bench: Bench, **options: Any) -> str:
-    """What `huggingface_hub` says is the folder of the model."""
+    """Return the folder of the model according to `huggingface_hub`."""
     program = "import json, sys, huggingface_hub; print(huggingface_hub.snapshot_download(**json.loads(sys.argv[1])))"
     order = {"repo_id": "org/name", "cache_dir": str(bench.cache), "endpoint": bench.fake.url, **options}
     variables = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_ENDPOINT": bench.fake.url}

@@ -1,4 +1,4 @@
-"""What the environment tells, and what shards are told by it."""
+"""Tests of the settings read from the environment, and of the variables set for shards."""
 
 from pathlib import Path
 

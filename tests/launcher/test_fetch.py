@@ -1,4 +1,4 @@
-"""`weft download` and the beginning of `weft serve`: processes, signals, and what must not happen."""
+"""Tests of `weft download` and of the start of `weft serve`: processes, signals, and no network use when offline."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from launcher.model import find_model
 
 WEIGHTS = "model.safetensors"
 FILES = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', WEIGHTS: os.urandom(100_000)}
-# Every connection, every address that is looked up, every process.
+# Reports every connection, address lookup and new process on stderr.
 WATCHED = r"""
 import sys
 def watch(event, arguments):
@@ -29,7 +29,7 @@ main()
 
 
 class Bench:
-    """Runs `weft` with a Hub on this machine and an empty home of its own."""
+    """Runner of `weft` with a fake Hub and an empty home folder."""
 
     def __init__(self, fake: FakeHub, home: Path) -> None:
         self.fake, self.cache = fake, home / "hub"
@@ -62,7 +62,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def home(tmp_path: Path, *, whole: bool = False, **variables: str) -> dict[str, str]:
-    """An environment whose cache is empty, or has one model."""
+    """Return an environment whose cache is empty, or holds one model if `whole`."""
     if whole:
         (snapshot := tmp_path / "models--org--name" / "snapshots" / COMMIT).mkdir(parents=True)
         for name, content in FILES.items():
@@ -70,7 +70,7 @@ def home(tmp_path: Path, *, whole: bool = False, **variables: str) -> dict[str, 
     return {"HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path), "HF_ENDPOINT": "http://hub"} | variables
 
 
-# -- what is to be downloaded
+# -- whether a download is needed
 
 
 def test_what_is_not_here_is_ordered(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_folder_is_printed_and_found_without_the_hub_afterwards(bench: Bench
     code, output, errors = bench.watched("download", "org/name", HF_TOKEN="hf_secret", HF_HUB_DISABLE_PROGRESS_BARS="1")
     assert (code, output.strip()) == (0, find_model("org/name", "main", bench.cache).folder)
     started, said = errors.splitlines()
-    assert "subprocess.Popen" in started  # the watch is awake
+    assert "subprocess.Popen" in started  # the audit hook works
     assert said.startswith("weft: org/name is here: commit 01234567, 3 files, 100.0 kB, ")
     assert {asked.token for asked in bench.fake.asked if "/store" not in asked.path} == {"Bearer hf_secret"}
 

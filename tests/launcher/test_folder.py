@@ -1,4 +1,4 @@
-"""The folder of a server: what dead launchers left is cleared, and nothing else."""
+"""Tests of the runtime folder of a server: folders left by dead launchers are removed, and nothing else."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What is asked of a Hub, and what its answers mean."""
+"""Tests of the requests to a Hub and of the interpretation of its answers."""
 
 import json
 from collections.abc import Iterator

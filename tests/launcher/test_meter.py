@@ -1,4 +1,4 @@
-"""How far a download is, in words."""
+"""Tests of the progress line of a download."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from launcher.meter import Meter, amount, clock
 
 
 def meter(done: int, at: float, total: int = 1000_000_000) -> Meter:
-    """A download that began at second 0 with nothing."""
+    """Return the meter of a download that began at second 0 without any bytes."""
     made = Meter("downloading it", total, 0, 0.0)
     made.done = done
     made.line(at)

@@ -1,4 +1,4 @@
-"""Where a model is found, and what is told when it is not, or not all of it."""
+"""Tests of finding a model, and of the errors for missing models and missing files."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def write(folder: Path, *names: str) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Callable[..., Path]:
-    """A cache that holds a model: one commit, and what else refers to it."""
+    """Return a function that makes a cache with one commit of a model and the given refs."""
     def make(name: str = "models--org--name", **refs: str) -> Path:
         write(tmp_path / name / "snapshots" / COMMIT, *FILES)
         for ref, commit in refs.items():
@@ -38,7 +38,7 @@ def refusal(name: str | Path, cache: Path = Path("/cache"), revision: str = "mai
     return str(refused.value)
 
 
-# -- what comes with weft
+# -- built-in models
 
 
 def test_the_embedded_model_needs_neither_cache_nor_folder() -> None:

@@ -1,4 +1,4 @@
-"""When the Hub is asked again."""
+"""Tests of the retry policy for requests to the Hub."""
 
 from threading import Event
 
@@ -12,7 +12,7 @@ HEARD, SILENT = Unreachable("503", heard=True), Unreachable("no address")
 
 
 class Watch(Event):
-    """Notes for how long it is waited, and lets nobody wait."""
+    """Event whose `wait` records the timeout and returns at once."""
 
     def __init__(self) -> None:
         super().__init__()

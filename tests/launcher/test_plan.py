@@ -1,4 +1,4 @@
-"""Which children a server has, and their command lines."""
+"""Tests of the plan of a server's child processes and of their command lines."""
 
 import json
 import sys

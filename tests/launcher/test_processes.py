@@ -1,4 +1,4 @@
-"""Child processes: started, replaced, stopped. The children here are programs of one line."""
+"""Tests of starting, replacing and stopping child processes, with one-line programs as children."""
 
 import asyncio
 import io
@@ -93,7 +93,7 @@ class Served:
 
 @pytest.fixture
 def serving(births: Births) -> Callable[..., None]:
-    """Runs a story with a server that is stopped at its end."""
+    """Return a function that runs a story with a server and stops the server at the end."""
     def run(story: Callable[[Served], Awaitable[None]], shard: str = LASTING, router: str = LASTING,
             pauses: tuple[float, ...] = (0, 0)) -> None:
         async def main() -> None:
@@ -174,7 +174,7 @@ def test_a_child_that_does_not_end_when_asked_is_made_to() -> None:
     asyncio.run(story())
 
 
-# -- all of them
+# -- a whole server
 
 
 def test_a_server_is_ready_when_all_are_and_they_start_together(serving: Callable[..., None], births: Births) -> None:
@@ -362,7 +362,7 @@ def test_the_router_ends_before_the_shards(serving: Callable[..., None]) -> None
 def test_the_router_is_asked_for_a_recording_when_it_can_write_one(
         serving: Callable[..., None], births: Births) -> None:
     async def story(served: Served) -> None:
-        served.server.record()  # nobody is there yet
+        served.server.record()  # no router is running yet
         await served.ready.wait()
         await births.next(3)
         served.server.record()

@@ -1,4 +1,4 @@
-"""What is shown of a start, on a terminal and in a log."""
+"""Tests of the progress display of a start, on a terminal and in a log."""
 
 import asyncio
 import io
@@ -43,7 +43,7 @@ def test_a_phase_that_we_do_not_know_is_shown_as_well() -> None:
 
 
 class Looks:
-    """Stands for the loop, whose timers never go off by themselves."""
+    """Fake event loop whose timers fire only when a test calls them."""
 
     def __init__(self) -> None:
         self.due: list[Callable[[], object]] = []
@@ -64,7 +64,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
 
 def shown(out: io.StringIO, looks: Looks, steps: Iterable[str]) -> str:
-    """A look where a step says so, otherwise a phase that is heard of, and the end."""
+    """Return the output of these steps and the end: `look` refreshes the display, another step reports a phase."""
     display = Display(out)
     for step in steps:
         looks.due.pop()() if step == "look" else display.hear("shard 0", step, GIB, 2 * GIB)

@@ -1,4 +1,4 @@
-"""What a download shows, on a terminal and in a log."""
+"""Tests of the display of a download, on a terminal and in a log."""
 
 from io import StringIO
 

@@ -1,4 +1,4 @@
-"""The settings as one list, and the configs made from them."""
+"""Tests of the list of settings, and of the configs made from it."""
 
 import pytest
 
@@ -72,5 +72,5 @@ def test_variables_that_others_set_for_their_own_purposes_are_not_read() -> None
 
 
 def test_settings_that_may_stand_without_their_flag_come_first() -> None:
-    """Otherwise they cannot be told apart from the values of others."""
+    """Otherwise they cannot be distinguished from the values of other flags."""
     assert tuple(SETTINGS)[:len(POSITIONAL)] == POSITIONAL

@@ -1,4 +1,4 @@
-"""One file: resumed, checked, whole or not at all."""
+"""Tests of transferring one file: it is resumed, checked, and stored whole or not at all."""
 
 import hashlib
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ SIZE = len(FILES[WEIGHTS])
 
 
 class Bench:
-    """A hub, a cache, and a transfer between them that waits for nothing."""
+    """Fake Hub, a cache, and a transfer between them that retries without pauses."""
 
     def __init__(self, fake: FakeHub, folder: Path) -> None:
         self.fake, self.kept = fake, Kept(folder, "org/name")

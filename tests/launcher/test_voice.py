@@ -1,4 +1,4 @@
-"""How the launcher talks."""
+"""Tests of the launcher's messages for people and for programs."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What can be told of requests, and for how long."""
+"""Records of requests, and how long they are kept."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests of router/adapter.py; tests/router/test_adapters.py has what is refused, by way of its caller."""
+"""Tests of router/adapter.py; its rejections are tested through the caller in tests/router/test_adapters.py."""
 
 import pytest
 

@@ -20,7 +20,7 @@ class Counted:
         self.tally = AdapterTally(self._meters)
 
     def told(self, start: str) -> dict[str, float]:
-        """What is not 0."""
+        """Return the samples whose names begin with `start`, without those that are 0."""
         return {name: value for name, value in read(self._meters.page({})).items() if name.startswith(start) and value}
 
 

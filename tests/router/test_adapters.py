@@ -1,4 +1,4 @@
-"""Tests of router/adapters.py, with a store that follows a script."""
+"""Tests of router/adapters.py with a scripted store."""
 
 import asyncio
 import gc
@@ -76,7 +76,7 @@ def test_a_name_stands_for_one_version_and_is_fetched_once() -> None:
 
 
 def test_a_version_that_is_nowhere_in_use_is_asked_for_again() -> None:
-    """The store may have removed it meanwhile, to make room."""
+    """The store may have removed it to make room."""
     async def story(house: House) -> None:
         await house.of("a")
         await house.of("a")
@@ -156,7 +156,7 @@ def test_what_whoever_runs_the_server_has_named_is_for_everybody() -> None:
     ("broken", ValueError, "it has no end"), ("nobody", ValueError, "there is no nobody"),
     ("away", CannotStartNow, "the Hub does not answer")])
 def test_an_adapter_that_should_stay_and_cannot_ends_the_start(name: str, kind: type[ValueError], reason: str) -> None:
-    """The kind tells what may be better another time."""
+    """CannotStartNow marks a cause that may be gone at the next start."""
     async def story(house: House) -> None:
         with pytest.raises(ValueError, match=f"the adapter {name} cannot be served: .*{reason}") as error:
             await house.preload()

@@ -1,4 +1,4 @@
-"""Tests of router/admission.py, through the core: who is refused, why, and when to come back."""
+"""Tests of router/admission.py through the core: rejections, their reasons, and when to retry."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ FACTS = ModelFacts("simulated", "cpu", "float32", 512, 4096, 16, 1000, measureme
 
 
 def crowded(num_waiting: int = 3, tenant: Tenant = ANYONE, **policy: float) -> Scheduler:
-    """As many run as may, the others wait."""
+    """Return a core with a full batch and `num_waiting` requests in the queue."""
     core = Scheduler(replace(Policy(max_batch_size=4, stall_seconds=10.0), **policy), FACTS)
     core.shards_ready(FACTS, 1, 0.0)
     for number in range(4 + num_waiting):

@@ -1,4 +1,4 @@
-"""One timer for a moment that moves."""
+"""Timer whose deadline may be moved."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from router.alarm import Alarm
 
 
 class Rings:
-    """Notes when it is rung; `first` waits for that."""
+    """Callback that counts its calls and sets `first`."""
 
     def __init__(self):
         self.count = 0

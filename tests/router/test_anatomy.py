@@ -1,4 +1,4 @@
-"""Classes and fields of the core, found out."""
+"""Discovery of the core's classes and fields."""
 
 from enum import Enum
 

@@ -1,4 +1,4 @@
-"""Tests of router/anew.py, through the core: every step computes all there is."""
+"""Tests of router/anew.py through the core: every step recomputes prompts and generated tokens."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def step(core: Scheduler) -> Plan:
 
 
 def chunks(plan: Plan) -> dict[int, int]:
-    """Tokens computed, by sequence. Nothing else is."""
+    """Return the number of tokens computed by sequence; check that the step runs no decodes."""
     prefill = plan.messages[-1]
     assert isinstance(prefill, Prefill)
     assert not prefill.alongside
@@ -40,7 +40,7 @@ def chunks(plan: Plan) -> dict[int, int]:
 
 
 def entered(plan: Plan) -> dict[int, int]:
-    """Tokens generated before, by sequence."""
+    """Return the number of tokens that each newcomer has generated already."""
     prefill = plan.messages[-1]
     assert isinstance(prefill, Prefill)
     return {one.sequence: len(one.generated) for one in prefill.newcomers}

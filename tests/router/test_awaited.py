@@ -15,7 +15,7 @@ def plan(seconds=0.5):
 
 
 def run(story):
-    """With two plans whose answers are awaited."""
+    """Run a story with two plans in flight."""
     async def main():
         wake = asyncio.Event()
         awaited, answers = Awaited(wake.set), [asyncio.get_running_loop().create_future() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Which part of a request is written down."""
+"""Fields of a request that recordings keep."""
 
 from dataclasses import fields
 

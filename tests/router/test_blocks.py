@@ -1,3 +1,5 @@
+"""Tests of router/blocks.py."""
+
 from collections import Counter
 
 import pytest
@@ -9,7 +11,7 @@ from router.blocks import Blocks
 
 
 def published(blocks, *names):
-    """Blocks that were computed one behind the other, and published under these names."""
+    """Take one block for each name and publish it under that name."""
     taken = blocks.take(len(names))
     for block, name in zip(taken, names, strict=True):
         blocks.publish([block], [name])
@@ -158,7 +160,7 @@ def test_a_name_that_is_published_is_not_reserved():
     assert not blocks.is_reserved(b"a")
 
 
-# -- what a leaving makes free
+# -- counting before blocks are freed or held
 
 
 def test_blocks_held_once_would_be_free_and_those_that_others_hold_would_not():
@@ -177,8 +179,8 @@ def test_to_hold_what_others_hold_leaves_as_much_to_take():
 
 
 class BlocksMachine(RuleBasedStateMachine):
-    """The model: lists of blocks by who holds them, and dicts of who published and who reserved a name. What is kept
-    stands in a list, in the order in which it goes."""
+    """Blocks against a model: a list of blocks for each holder, the published and the reserved block of each name, and
+    the kept blocks in order of eviction."""
 
     def __init__(self) -> None:
         super().__init__()

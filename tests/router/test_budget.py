@@ -1,3 +1,5 @@
+"""Tests of router/budget.py."""
+
 from math import inf
 
 import pytest
@@ -33,7 +35,7 @@ def test_spending_leaves_less():
 
 
 def chunk_beside(decodes, model, num_waiting=1, stall_seconds=0.05, share=None):
-    """Tokens of a long prompt that may run in a step of these decodes."""
+    """Return how many tokens of a long prompt may run in a step with these decodes."""
     seconds, first_seconds = (share or PromptShare()).seconds(decodes, num_waiting, stall_seconds, model)
     return Budget(4096, 16, seconds, first_seconds, model).chunk(0, 4096)
 

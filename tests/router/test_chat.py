@@ -1,5 +1,5 @@
-"""Messages as a prompt: what templates are given, and where the answer begins. Of what they may use: test_templates.py,
-what they may not: test_sandbox.py."""
+"""Rendering of messages as a prompt: inputs of templates, and where the answer begins. The features that templates may
+use are tested in test_templates.py, forbidden ones in test_sandbox.py."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def rendered(source: str, messages: Any = HELLO, **special_tokens: str) -> str:
 
 
 def its_tokenizer(source: str) -> PreTrainedTokenizerFast:
-    """Of transformers, with this template. It begins every text of its own accord, and so must not begin a chat."""
+    """Return a tokenizer of transformers with this template. It adds `<|begin|>` to texts; chats must not get it."""
     tokenizer = byte_tokenizer()._tokenizer
     tokenizer.add_special_tokens(["<|begin|>", "<|im_start|>", "<|im_end|>"])
     tokenizer.post_processor = processors.TemplateProcessing("<|begin|> $A", special_tokens=[("<|begin|>", 257)])
@@ -88,7 +88,7 @@ def test_what_a_template_does_to_the_messages_stays_with_it() -> None:
     assert messages == [*HELLO]
 
 
-# -- tools, and answers that have begun
+# -- tools, and unfinished answers
 
 TOOLS = ({"type": "function", "function": {"name": "paint"}},)
 WITH_PLACE = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[-1].content }}"

@@ -1,3 +1,5 @@
+"""Tests of router/costs.py."""
+
 import random
 
 import pytest
@@ -68,7 +70,7 @@ def test_what_no_step_excites_stays_as_it_was():
 
 
 def busy(factors):
-    """What warm-up measures beside programs that make each part of a step so many times slower."""
+    """Return a model measured at warm-up while other programs slow each part of a step by its factor."""
     return CostModel.measured(measurements(tuple(c * f for c, f in zip(TRUE, factors, strict=True))))
 
 
@@ -76,7 +78,7 @@ def busy(factors):
     (30, 30, 30, 30), (0.1, 0.1, 0.1, 0.1), (30, 2, 2, 1), (3, 3, 3, 3), (1, 5, 10, 5)])
 @pytest.mark.parametrize("others", [0, 500])
 def test_what_a_busy_minute_cost_is_forgotten_within_fifty_steps(factors, others):
-    """However long it lasted: before the machine is quiet again so many steps took as long as foreseen."""
+    """The number of steps that run on the busy machine, and match its predictions, makes no difference."""
     rng, model = random.Random(3), busy(factors)
     for load, _ in zip(loads(rng), range(others), strict=False):
         model.observe(load, seconds(load, tuple(c * f for c, f in zip(TRUE, factors, strict=True))))

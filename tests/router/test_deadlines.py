@@ -40,7 +40,7 @@ def test_what_is_over_has_no_deadline() -> None:
 
 
 def test_to_look_changes_nothing() -> None:
-    """Or a replay, which does not look when the first one did, would find another core."""
+    """`next` is not recorded: with a side effect, the core of a replay would differ."""
     deadlines, first, second = Deadlines(), sequence(1, 2.0), sequence(2, 5.0)
     for one in (first, second):
         deadlines.add(one)

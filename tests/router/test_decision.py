@@ -1,4 +1,4 @@
-"""What is written down of a decision."""
+"""Recorded form of the core's decisions."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""From ids to the mailbox: text, stop strings, times."""
+"""Delivery of tokens to a client's stream: text, stop strings, times."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def row(tokens, top=()):
 
 
 class Told:
-    """A request whose rows are read and delivered as the engine does it."""
+    """Request whose rows are read and delivered as the engine does it."""
 
     def __init__(self, max_new_tokens=100, stop=(), end_tokens=(END,), tokenizer=TOKENIZER):
         request = Request("0", (1, 2, 3), max_new_tokens, end_tokens=frozenset(end_tokens), stop_strings=stop)

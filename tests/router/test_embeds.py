@@ -1,4 +1,4 @@
-"""Texts that are run as a whole, through the core: what a step of them holds, and whose turn it is."""
+"""Pooling requests through the core: the members of their steps, and the order of scheduling."""
 
 from dataclasses import replace
 
@@ -122,7 +122,7 @@ def test_what_a_text_earned_that_left_is_not_for_the_next() -> None:
     num_waits = 0
     while wish_of(step(core, 0.2)[0]) is Wish.TEXT:
         num_waits += 1
-    step(core)  # those who generate have one between two of texts
+    step(core)  # generation has one step between two pooling steps
     leaver = ask(core, length=50, now=0.3)
     assert [wish_of(step(core, 0.3)[0]) for _ in range(num_waits)] == [Wish.TEXT] * num_waits
     core.cancel(leaver, 0.3)
@@ -222,7 +222,7 @@ def test_a_tenant_pays_for_it_and_the_other_goes_first(wish: Wish) -> None:
 
 
 def test_a_server_that_only_reads_texts_goes_on_for_ever() -> None:
-    """What is learned of the lengths of generated texts is not learned from these."""
+    """Pooling requests do not change what the forecast learned about output lengths."""
     core = made()
     learned = core._forecast._allowed
     ask(core)

@@ -1,4 +1,4 @@
-"""The loop, against simulated shards over real gRPC. What the tokens are is tested in tests/e2e."""
+"""Engine against simulated shards over real gRPC. The tokens themselves are tested in tests/e2e."""
 
 import asyncio
 from dataclasses import replace
@@ -83,7 +83,7 @@ def test_stopping_fails_whoever_is_still_served(tmp_path):
 
 
 def test_who_is_finished_when_the_engine_stops_is_told_that(tmp_path, monkeypatch):
-    """The answer was taken, and its tokens were not delivered yet."""
+    """The core completed the step, but its tokens were not delivered yet."""
     async def story(weft):
         hearing = asyncio.create_task(Heard.all_of(weft.submit("a loom", 1)))
         complete, done = weft.core.complete, asyncio.Event()
@@ -140,7 +140,7 @@ def test_drained_means_that_nobody_is_left(tmp_path):
 
 
 async def recorded(weft, folder):
-    """The engine started again, with a shelf."""
+    """Restart the engine with a shelf for recordings, and return the shelf."""
     await weft.engine.stop()
     shelf = Shelf(folder, weft.config)
     weft.engine = Engine(weft.config, Shards(weft.shards.addresses), byte_tokenizer(), shelf=shelf)
@@ -196,7 +196,7 @@ def test_without_a_shelf_or_without_minutes_nothing_is_recorded(tmp_path, caplog
     play(story, tmp_path, record_minutes=0)
 
 
-# -- at the door
+# -- admission
 
 
 def test_more_requests_than_the_house_holds_are_refused(tmp_path):
@@ -242,7 +242,7 @@ def test_who_leaves_frees_its_blocks_at_once_and_on_the_shards_with_the_next_mes
         await weft.shards.reach(6)
         leaves.close()
         assert len(weft.core.running) == 1
-        weft.gate.let(3)  # two that were under way, and the next
+        weft.gate.let(3)  # two steps under way, and the next
         await weft.shards.reach(9)
         assert len(weft.ranks[0].worker.ledger.sequences) == 1
         weft.gate.open()
@@ -376,7 +376,7 @@ def test_a_loss_while_somebody_is_held(tmp_path):
     play(story, tmp_path, faults="die@decode:60", **SLOW)
 
 
-# -- mistakes of ours
+# -- defects of our code
 
 
 def test_a_mistake_in_the_core_fails_everybody_and_is_told(tmp_path):
@@ -448,7 +448,7 @@ def test_whose_text_cannot_even_begin_is_not_served_for_nobody(tmp_path, monkeyp
     play(story, tmp_path)
 
 
-# -- what is told of a request
+# -- results and records of a request
 
 
 def test_prompt_logprobs_are_told_once_though_the_shards_died_in_between(tmp_path):
@@ -461,7 +461,7 @@ def test_prompt_logprobs_are_told_once_though_the_shards_died_in_between(tmp_pat
 
 
 def test_prompt_logprobs_alone_may_be_too_many_to_keep(tmp_path):
-    """Each chunk has more of them than are kept, so that the sequence is held and starts anew until all were told."""
+    """A chunk's logprobs exceed the client's buffer, so the sequence is held and restarted until all are delivered."""
     async def story(weft):
         (heard,) = await weft.hear(ask("x" * 400, 10, prompt_logprobs=True))
         assert sorted(heard.prompt_logprobs) == list(range(1, 400))
@@ -508,7 +508,7 @@ def test_accounts_end_with_whoever_fails_or_leaves(tmp_path):
     play(story, tmp_path, num_blocks=8)
 
 
-# -- time that clients give
+# -- timeouts
 
 
 def test_who_cannot_start_in_time_is_told_so_though_no_step_is_answered(tmp_path):
@@ -623,7 +623,7 @@ def test_shards_that_cannot_be_used_are_told_and_nothing_is_left_behind(tmp_path
 
 
 class Strange(SimulatedWorker):
-    """Every rank serves a model of its own."""
+    """Simulated worker that serves a different model on every rank."""
 
     def info(self):
         answer = super().info()
@@ -637,7 +637,7 @@ def test_ranks_of_different_models_are_not_served(tmp_path):
 
 
 def test_whole_houses_do_not_meet(tmp_path):
-    """Two of everything in one process, since no module holds state."""
+    """Two complete servers run in one process, since no module holds state."""
     async def story(one):
         (tmp_path / "other").mkdir()
         async with weft(tmp_path / "other", seed=1) as other:

@@ -1,4 +1,4 @@
-"""From labels of tokens to what a text names. That it is as transformers has it is tested with a real model."""
+"""Grouping of token labels into entities. Agreement with transformers is tested with a real model."""
 
 from router.entities import Entities, Entity
 from router.messages import Labelling
@@ -9,7 +9,7 @@ TEXT = "ab cd ef"
 
 
 def found(*labels: str, text: str = TEXT, marks: int = 0) -> list[Entity]:
-    """A label for every character but the marks at the beginning, which have the first ones."""
+    """Return the entities of `text`, with one label per token; the first `marks` tokens are special."""
     places = (None,) * marks + tuple((place, place + 1) for place in range(len(labels) - marks))
     tokens = [256] * marks + list(text.encode())[:len(labels) - marks]
     labelling = Labelling([NAMES.index(label) for label in labels], [1 / (place + 1) for place in range(len(labels))])

@@ -1,4 +1,4 @@
-"""Which field of a request an error is about."""
+"""Name of the request's field in an error."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What users feel, as figures."""
+"""Latency and throughput figures."""
 
 from math import isnan
 

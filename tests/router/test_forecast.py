@@ -1,4 +1,4 @@
-"""Tests of router/forecast.py; how good forecasts are stands in tests/test_overload.py."""
+"""Tests of router/forecast.py; the accuracy of forecasts is tested in tests/test_overload.py."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How long tokens are waited for, against a plain memory of everybody's last."""
+"""Inter-token latencies, compared with a plain record of each sequence's last token."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,7 +56,7 @@ def test_nothing_is_kept_of_those_who_are_gone() -> None:
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5)), st.integers(0, 9)), max_size=40))
 def test_gaps_are_those_of_a_plain_memory(steps: list[tuple[set[int], set[int], int]]) -> None:
-    """In each step some leave before, and some of the others have tokens."""
+    """Before each step some sequences leave; some of the others get tokens."""
     histogram, last, now = Noting(), dict[int, int](), 0
     gaps, expected, base = Gaps(histogram), list[float](), 0
     for leaving, having, pause in steps:

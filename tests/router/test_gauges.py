@@ -1,4 +1,4 @@
-"""What gauges say of a core as it stands."""
+"""Gauges of a core's current state."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ SPACE, NAME = b"somebody", b"the first block"
 
 
 def core_with(*prompts: int) -> Scheduler:
-    """These wait; two may run."""
+    """Return a core with a request for each prompt length in the queue; two may run."""
     core = Scheduler(Policy(max_batch_size=2, look_ahead=1, stall_seconds=0.25), FACTS)
     core.shards_ready(FACTS, 1, 0.0)
     for index, length in enumerate(prompts):
@@ -54,7 +54,7 @@ def test_who_waits_and_who_runs() -> None:
 def test_requests_are_counted_by_what_their_time_goes_to() -> None:
     core = core_with(5, 5, 5)
     step(core)
-    core.plan(0.0)  # the third is turned away
+    core.plan(0.0)  # the third finds the batch full
     current = gauges.of_core(core)["tgi_request_current"]
     assert {cause: count for cause, count in current.items() if count} == {("decode",): 2, ("batch",): 1}
     core.shards_lost(0.0, Loss.DEFECT)

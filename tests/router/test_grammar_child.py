@@ -1,4 +1,4 @@
-"""Tests of router/grammar_child.py, in this process but for what ends one."""
+"""Tests of router/grammar_child.py, run in this process except where a process would end."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def test_a_regular_expression_fits_whole_texts_as_in_python(pattern: str, texts:
 
 
 def test_a_digit_is_one_of_ten() -> None:
-    """Random tokens found the digits of Ol Chiki, and some that Python did not know yet."""
+    """Regression: random tokens produced digits of Ol Chiki, and some newer than Python's Unicode tables."""
     digits = ("7", "\u0663", "\u1c54")
     assert [fits(compiled(TOKENIZER, "regex", r"\d"), text) for text in digits] == [True, False, False]
     pattern = of_schema({"type": "string", "pattern": r"^\d$"})
@@ -76,7 +76,7 @@ def test_a_grammar_without_texts_is_refused() -> None:
 
 
 def test_alternatives_that_exclude_each_other_may_be_one_of() -> None:
-    """As pydantic writes unions that a field tells apart."""
+    """Pydantic writes discriminated unions so."""
     parts = [{"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in ("a", "b")]
     assert fits(of_schema({"oneOf": parts, "discriminator": {"propertyName": "kind"}}), '{"kind":"b"}')
 

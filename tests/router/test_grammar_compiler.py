@@ -1,4 +1,4 @@
-"""Tests of router/grammar_compiler.py, with the real process and with one that follows a script."""
+"""Tests of router/grammar_compiler.py, with the real process and with a scripted one."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from router.tokenizer import byte_tokenizer
 
 pytestmark = pytest.mark.slow
 
-# It says what it is asked for, and does what the source says.
+# A process that sends a grammar's source back as the result, or misbehaves if the source names a way to do so.
 SCRIPTED = """
 import json, os, socket, sys, time
 parent = socket.socket(fileno=0)
@@ -182,12 +182,12 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_whatever_is_asked_for_there_is_an_answer_soon(name: str) -> None:
-    """Some are fine grammars, however they look."""
+    """A result or a rejection will do: some of these grammars are valid."""
     async def story(compiler: GrammarCompiler) -> None:
         await compiler.compile(of("a"))
         grammar = read_grammar("grammar", HOSTILE[name])
         assert grammar is not None
-        async with asyncio.timeout(10 * grammar_compiler.MOST_SECONDS):  # or the machine stands still
+        async with asyncio.timeout(10 * grammar_compiler.MOST_SECONDS):  # only a stalled machine takes longer
             [outcome] = await asyncio.gather(compiler.compile(grammar), return_exceptions=True)
         assert isinstance(outcome, str | InvalidRequest)
     play(story, COMMAND)

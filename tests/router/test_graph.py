@@ -1,4 +1,4 @@
-"""The core as JSON and back."""
+"""Serialization of the core to JSON and back."""
 
 import json
 from collections import OrderedDict, deque

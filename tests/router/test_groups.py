@@ -1,4 +1,4 @@
-"""Tests of router/groups.py, through the core: who runs together, and what the others wait for."""
+"""Tests of router/groups.py through the core: which sequences run together, and what the others wait for."""
 
 from dataclasses import replace
 from unittest.mock import MagicMock
@@ -23,21 +23,21 @@ def made(**policy: float) -> Scheduler:
 
 
 def ask(core: Scheduler, prompt: int = 20, output: int = 3, now: float = 0.0, **more: object) -> int:
-    """Prompts differ, unless a `word` is given."""
+    """Submit a request and return its sequence's number; prompts differ unless a `word` is given."""
     word = more.pop("word", 100 + core.num_unfinished)
     request = named(Request(str(now), (word,) * prompt, output, **more), 16)  # type: ignore[arg-type]
     return core.submit(request, now)[0].sequence  # type: ignore[union-attr, return-value]
 
 
 def answered(core: Scheduler, plan: Plan, now: float) -> list[int]:
-    """Who ended."""
+    """Answer the plan with a token for each sequence and return the finished ones."""
     rows = {number: AnswerRow((9,), (0.0,)) for number in plan.expects}
     events = core.complete(plan.order, Answer(plan.epoch, 0.01, rows, {}), {}, now)
     return [event.sequence for event in events if isinstance(event, Finished)]
 
 
 def groups(core: Scheduler, now: float = 0.0, running: frozenset[int] = frozenset()) -> list[set[int]]:
-    """As they run one after the other, until nobody waits; those who run come first."""
+    """Run until no sequence can start and return the groups in order, beginning with the `running` one."""
     found = [set(running)] if running else []
     while (plan := core.plan(now)) is not None:
         started = newcomers(plan)
@@ -185,7 +185,7 @@ def test_a_text_to_be_embedded_belongs_to_no_group() -> None:
 
 
 def test_where_batching_is_continuous_nobody_is_looked_at() -> None:
-    """It would take longer the more wait."""
+    """Scanning the queue would take time in proportion to its length."""
     core = made(static=False, max_batch_size=1)
     numbers = [ask(core) for _ in range(3)]
     plan = core.plan(0.0)

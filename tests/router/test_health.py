@@ -1,4 +1,4 @@
-"""Forward progress, under a clock that is an argument."""
+"""Health and forward progress; the clock is an argument."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from router.health import LEAST_BOUND, NUM_RECENT, STARTING, Health, Progress
 
 
 def steps(progress: Progress, count: int, seconds: float, now: float = 0.0) -> float:
-    """One after the other; when the last has ended."""
+    """Run steps one after the other and return the time when the last has ended."""
     for _ in range(count):
         progress.sent(0.0, now)
         now += seconds

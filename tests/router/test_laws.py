@@ -1,5 +1,6 @@
-"""The whole core as a state machine: hypothesis decides who comes, leaves, stops reading and what breaks; the laws of
-tests/world.py are checked after every event, and at the end everything is back to zero and replays."""
+"""The whole core as a state machine: hypothesis chooses which requests arrive, leave or stop reading, and which calls
+fail. The laws of tests/world.py are checked after every event; at the end all resources are free and the run replays.
+"""
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,7 +23,7 @@ BATCHING = st.sampled_from([{}, {}]) | st.fixed_dictionaries({
     "batching": st.sampled_from(["continuous", "static", "none"]), "static_window_ms": st.sampled_from([0.0, 50.0]),
     "static_equal_lengths": st.booleans(), "recompute": st.booleans()})
 MORE = st.fixed_dictionaries({
-    "shared": st.integers(0, 80),  # tokens at its beginning that others have as well
+    "shared": st.integers(0, 80),  # first tokens of the prompt, which other prompts share
     "tenant": st.sampled_from(TENANTS),
     "timeout": st.sampled_from([None, None, None, 0.01, 0.3]),
     "wish": st.sampled_from([Wish.TEXT, Wish.TEXT, Wish.TEXT, Wish.VECTOR, Wish.LABELS]),
@@ -30,6 +31,8 @@ MORE = st.fixed_dictionaries({
 
 
 class CoreMachine(RuleBasedStateMachine):
+    """Random requests, clients, resources and faults in a simulated world."""
+
     @initialize(mixed=st.booleans(), look_ahead=st.sampled_from([1, 2]), tokens_per_step=st.sampled_from([1, 1, 3]),
                 num_blocks=st.sampled_from([12, 20, 60]), seed=st.integers(0, 2**16), batching=BATCHING)
     def build(self, mixed, look_ahead, tokens_per_step, num_blocks, seed, batching):  # noqa: PLR0917 - hypothesis names them
@@ -113,7 +116,7 @@ class CoreMachine(RuleBasedStateMachine):
                 self.world.provide(resource)
                 self.world.settle()
         self.world.run()
-        # Nobody but those who never read is left: they keep nobody else from the end.
+        # Only clients that never read again have no end, and they do not keep others from theirs.
         assert all(client.end is not None or client.held_for_ever for client in self.world.everyone)
         for client in self.world.everyone:
             if client.end is None:

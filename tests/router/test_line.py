@@ -1,4 +1,4 @@
-"""A line to a rank that answers as it is told: order, overdue answers, and ends."""
+"""Step stream to a scripted rank: order, overdue answers and closing."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ STEP = pb.StepAnswer(order=1)
 
 
 class Rank(grpc.GenericRpcHandler):
-    """Answers a message with the next of the outcomes that it is given, or several, and hangs up at None."""
+    """Server that answers a message with the next of `outcomes`, or with a list of them, and ends the call at None."""
 
     def __init__(self):
         self.outcomes = asyncio.Queue()
@@ -49,7 +49,7 @@ def play(story, folder):
         finally:
             await server.stop(0.1)
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others, timeout=2.0)  # what is about to end may do so
+            await asyncio.wait(others, timeout=2.0)  # lets tasks end that are about to
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(told())
 
@@ -92,7 +92,7 @@ def test_behind_an_outcome_that_nobody_waits_for_nobody_is_believed(tmp_path):
     async def story(line, rank):
         rank.outcomes.put_nowait([pb.StepOutcome(step=STEP)] * 2)
         assert await line.send(MESSAGE, 5.0) == STEP
-        await asyncio.wait([line._tasks[1]])  # which reads
+        await asyncio.wait([line._tasks[1]])  # the reading task
         assert await line.send(MESSAGE, 5.0) == UNASKED
     play(story, tmp_path)
 
@@ -108,7 +108,7 @@ def test_an_overdue_outcome_leaves_those_behind_it_in_order(tmp_path):
 
 
 def test_when_the_call_ends_everybody_is_told_also_who_comes_later(tmp_path):
-    """What gRPC says of it depends on whether a message was just being written."""
+    """gRPC's own status depends on whether a message was being written."""
     async def story(line, rank):
         waiting = [line.send(MESSAGE, 5.0) for _ in range(3)]
         rank.outcomes.put_nowait(None)
@@ -127,7 +127,7 @@ def test_who_still_waits_when_the_line_is_closed_is_told(tmp_path):
 
 
 def test_a_call_that_breaks_means_that_the_shard_is_gone_whatever_the_status(tmp_path):
-    """A shard that is killed may be told of as an internal error; no step is to blame for that."""
+    """gRPC may report a killed shard as an internal error, for which no step is to blame."""
     async def story(line, rank):
         rank.outcomes.put_nowait(grpc.StatusCode.INTERNAL)
         assert await line.send(MESSAGE, 5.0) == Trouble(grpc.StatusCode.UNAVAILABLE, "internal: told so")

@@ -1,4 +1,4 @@
-"""What failures mean, without shards. That shards' own failures come to mean it: `test_shards.py`."""
+"""Classification of failures, without shards; with failing shards it is tested in `test_shards.py`."""
 
 import grpc
 import pytest
@@ -14,13 +14,13 @@ Code = grpc.StatusCode
 @pytest.mark.parametrize("code", [Code.INTERNAL, Code.RESOURCE_EXHAUSTED])
 @pytest.mark.parametrize("message", [pb.WarmupRequest(), pb.ResetRequest()])
 def test_what_fails_before_any_step_breaks_no_rank(message, code):
-    """No rank waits there for another, and new ones would say the same."""
+    """No rank waits for another yet, and new processes would fail in the same way."""
     lost = loss_of(Trouble(code, "no room"), message, 2)
     assert (lost.loss, lost.broken) == (Loss.DEFECT, False)
 
 
 def test_of_several_failures_the_first_cause_is_told():
-    """What follows a failure in its epoch is refused, and says less."""
+    """After a failure, later messages of its epoch are rejected; the rejections say less than the failure."""
     failed, refused = Trouble(Code.INTERNAL, "no such slot"), Trouble(Code.FAILED_PRECONDITION, "after a failure")
     lost = worst([pb.PrefillRequest(), pb.DecodeRequest()], [failed, refused], 1)
     assert lost is not None

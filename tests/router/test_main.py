@@ -1,4 +1,4 @@
-"""The router as a process: what it tells of itself, and what ends it."""
+"""The router as a process: its report to the launcher, and its exit codes."""
 
 import asyncio
 

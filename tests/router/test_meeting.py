@@ -20,7 +20,7 @@ def info(rank: int = 0, **more: Any) -> pb.InfoAnswer:
 
 
 class Ranks:
-    """They say what they are, one list of answers after the other."""
+    """Double of the ranks that answers `info` with one list after the other and repeats the last."""
 
     def __init__(self, *infos: list[pb.InfoAnswer]) -> None:
         self.infos = [*infos]

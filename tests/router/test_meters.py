@@ -29,7 +29,7 @@ def test_every_value_of_a_label_has_its_counter_from_the_beginning():
     meters = Meters([Family("knots", Kind.COUNTER, "Tied.", ("by",), ("hand", "foot"))])
     meters.counter("knots", "foot").add(2)
     assert meters.page({}).endswith('\nknots{by="hand"} 0\nknots{by="foot"} 2\n')
-    # The client's reader gives every counter the ending that newer formats ask for.
+    # The client's parser appends `_total` to every counter, as newer formats require.
     assert samples(meters.page({})) == {("knots_total", ("by", "hand")): 0, ("knots_total", ("by", "foot")): 2}
     assert meters.counters("knots").keys() == {"hand", "foot"}
 

@@ -1,4 +1,4 @@
-"""Which metrics there are: as text-generation-inference has them, and as the page for people lists them."""
+"""Metric families: compatible with text-generation-inference, and as listed in docs/metrics.md."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ FAMILIES = {family.name: family for family in families(LIMITS, 3, adapters=True)
 PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
 BUCKETS = {"D": DURATIONS, "S": tuple(range(1, 1025)), "P": hundredths(1000), "L": hundredths(4000), "T": (0, 1, 2),
            "": ()}
-# What its router registers: name to type, labels and buckets.
+# Metrics of TGI's router: name to type, labels and buckets.
 TGI = {
     "tgi_request_count": ("counter", "", ""),
     "tgi_request_success": ("counter", "", ""),
@@ -55,7 +55,7 @@ VALUES = {
     "tgi_batch_concat_duration": {"decode"},
     "tgi_batch_concat": {"backpressure", "wait_exceeded", "chunking"},
 }
-OF_LORAX = {"download_adapter", "embedding_failure", "classification_failure"}  # of what only LoRAX has
+OF_LORAX = {"download_adapter", "embedding_failure", "classification_failure"}  # features that only LoRAX has
 OURS = {"timeout", "embed", *OF_LORAX}
 
 
@@ -88,7 +88,7 @@ def test_what_the_gateway_asks_for_is_a_gauge(name: str) -> None:
 
 
 def listed() -> dict[str, tuple[str, str, str]]:
-    """Of the page: name to type, labels and buckets, as they are written."""
+    """Return type, labels and buckets by name, as written on the page."""
     return {name: (kind, labels, buckets) for name, kind, labels, buckets in re.findall(
         r"^\| `([\w:]+)` \| (\w+) \| (.*?) \| (\w?) \| .+ \|$", PAGE, re.MULTILINE)}
 
@@ -113,7 +113,7 @@ def test_the_page_explains_every_error() -> None:
     assert explained == ["err", *FAMILIES["tgi_request_failure"].values]
 
 
-# What its router registers, of what we measure.
+# Metrics of LoRAX's router that we measure too.
 LORAX_HAS = {
     "lorax_request_count": ("counter", "", ""),
     "lorax_request_success": ("counter", "", ""),
@@ -148,7 +148,7 @@ def test_what_dashboards_of_lorax_ask_for_is_ours_under_another_name() -> None:
 
 
 def test_the_page_names_each_that_lorax_calls_otherwise() -> None:
-    """Where only the beginning differs it is named by ours."""
+    """Names that differ only in their prefix are listed under ours."""
     others = {twin for name, twin in LORAX.items() if twin.removeprefix("lorax_") != name.removeprefix("tgi_")}
     assert all(f"`{name}`" in PAGE for name in others)
     told = PAGE.partition("## Under the names of LoRAX")[2]

@@ -1,4 +1,4 @@
-"""What is read in a model's folder, and what is said when it makes no sense."""
+"""Reading of the files in a model's folder, and errors for invalid ones."""
 
 import json
 import re
@@ -15,7 +15,7 @@ PLAIN = byte_tokenizer()._tokenizer
 
 @pytest.fixture
 def folder(tmp_path):
-    """The folder of a model; a call writes the files of these names."""
+    """Function that writes JSON files by name into a model's folder and returns the folder."""
     def write(**files):
         for name, content in files.items():
             (tmp_path / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
@@ -142,7 +142,7 @@ def test_a_file_to_be_read_instead_must_have_a_template(folder, tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# How answers are read back
+# The response format
 
 
 def test_the_folder_may_tell_how_answers_are_read_back(folder):

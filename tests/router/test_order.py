@@ -1,4 +1,4 @@
-"""What the parent of a router wants of it, as it is written and read."""
+"""The order that a router gets from its parent, written and read as JSON."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""How fast shards were, learned and played again."""
+"""Step times of a recording, learned and replayed."""
 
 import pytest
 
@@ -11,7 +11,7 @@ SHORT = (False, -7)  # steps of ten milliseconds without prompts
 
 
 def learned(*steps, ahead):
-    """Steps of so many seconds, each planned with the answer of the one before or, with `ahead`, before that."""
+    """Learn from steps, pairs of load and seconds; with `ahead`, each is planned before the last one is answered."""
     timing, now = Timing(), 0.0
     for index, (load, seconds) in enumerate(steps):
         if not ahead or not index:
@@ -39,7 +39,7 @@ def test_long_steps_do_not_have_the_luck_of_short_ones():
 
 def test_steps_of_a_rare_kind_have_the_luck_of_those_next_to_them():
     luck = Luck(Pace(COSTS, {SHORT: [2.0] * 20, (False, -3): [9.0], (False, 0): [1.0] * 20}), seed=0)
-    assert luck.seconds(Load(1, 70, 1)) == pytest.approx(0.16)  # of a size that was seen once: too few to speak for it
+    assert luck.seconds(Load(1, 70, 1)) == pytest.approx(0.16)  # its own kind was seen once, which is too few
     assert luck.seconds(Load(1, 1000, 1)) == pytest.approx(1.01)
 
 

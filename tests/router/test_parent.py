@@ -1,4 +1,4 @@
-"""What a router and its parent say to each other, and the end of either."""
+"""Communication between a router and its parent process, and the end of either."""
 
 import asyncio
 import os

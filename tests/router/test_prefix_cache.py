@@ -1,6 +1,6 @@
-"""What the core shares of the cache, with whom and when: one rule at a time, and in figures.
+"""Prefix cache through the core: one rule per test, and measurements.
 
-Histories of any length are in test_sharing.py."""
+Random histories are in test_sharing.py."""
 
 import pytest
 from clockwork import Clockwork, Model
@@ -97,7 +97,7 @@ def test_tokens_behind_a_prompt_shorter_than_a_block_belong_to_a_tenant_as_well(
 
 @pytest.mark.parametrize("look_ahead", [1, 2])
 def test_a_prompt_with_one_token_of_output_is_found(look_ahead):
-    """It leaves its batch before the step that fills its blocks is answered."""
+    """The sequence leaves its batch before the step that fills its blocks is answered."""
     core = scheduler(look_ahead=look_ahead)
     submit(core, text(64), output=1)
     waits = submit(core, text(64), output=1, now=1.0)
@@ -139,7 +139,7 @@ def test_the_least_recently_used_goes_first():
 
 
 def test_an_old_answer_publishes_nothing_of_who_gave_its_blocks_back_and_entered_again():
-    """The chunk of its first life is answered when the blocks of its second hold nothing yet."""
+    """The chunk sent before the sequence was preempted is answered while its new blocks are still empty."""
     core = scheduler(look_ahead=2, max_prefill_tokens=32)
     number = submit(core, text(64))
     first = core.plan(0.0)
@@ -161,7 +161,7 @@ def test_under_pause_a_newcomer_fits_a_step_by_what_it_must_compute():
     assert cached(core.plan(0.0)) == dict.fromkeys(numbers, 48)
 
 
-# -- in figures
+# -- measurements
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""From text to tokens: the limits of their number, threads, and names of blocks."""
+"""Encoding of prompts: limits on tokens, threads and block hashes."""
 
 import asyncio
 import threading
@@ -135,7 +135,7 @@ def test_of_more_tokens_than_the_model_reads_none_is_written_down():
     with closing(Prompts(RouterConfig(max_input_tokens=1000), FACTS, TOKENIZER)) as prompts:
         with pytest.raises(InvalidRequest, match=r"`inputs` must have at most 1000 tokens .*, got 1001"):
             asyncio.run(prompts.encoded("x" * 1001, TGI_NAMES, pytest.fail))
-        with pytest.raises(InvalidRequest, match="got 1200"):  # of fewer characters
+        with pytest.raises(InvalidRequest, match="got 1200"):  # two tokens per character
             asyncio.run(prompts.encoded("\N{LATIN SMALL LETTER E WITH ACUTE}" * 600, TGI_NAMES, pytest.fail))
         assert asyncio.run(prompts.encoded("x" * 1000, TGI_NAMES, lambda encoded: len(encoded.ids))) == 1000
 
@@ -161,7 +161,7 @@ def test_messages_are_rendered_beside_the_event_loop_however_few():
     assert names == ["tokenizer_0"]
 
 
-# -- texts that are run as a whole
+# -- pooling inputs
 
 
 def whole(prompt, wish=Wish.VECTOR, facts=FACTS, **settings):

@@ -1,3 +1,5 @@
+"""Tests of router/queue.py."""
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -39,7 +41,7 @@ def test_who_comes_back_keeps_its_place():
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """The model is a list sorted anew each time."""
+    """Queue against a model: a list that is sorted for every comparison."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a core that is recorded writes down, and for how long it is kept."""
+"""Recorder of the core: the notes of each call, and how long they are kept."""
 
 from dataclasses import replace
 
@@ -78,7 +78,7 @@ def test_of_an_answer_only_what_is_out_of_the_ordinary_is_noted():
 
 
 def test_names_of_blocks_stand_with_the_call_that_named_them():
-    """What was generated is named when its sequence ends."""
+    """Blocks of generated tokens are named when their sequence ends."""
     core = recorder()
     core.submit(Request("a", (7,) * 15, 18, namespace=b"those who share"), 1.0)
     for second in range(18):

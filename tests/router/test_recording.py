@@ -1,4 +1,4 @@
-"""The file: what is in it, what is not, and files that are none."""
+"""Recording files: contents, omitted secrets, and invalid files."""
 
 import json
 
@@ -15,7 +15,7 @@ SECRETS = (987654321, 876543219, 765432198, 654321987)
 
 
 def told_secrets():
-    """A recorded core that met tokens and texts which must not get out."""
+    """Return a recorded core that processed tokens and texts which must not appear in the file."""
     prompt, said, end, banned = SECRETS
     core = ShortSegments(Policy(), FACTS)
     core.shards_ready(FACTS, 1, 0.0)

@@ -1,4 +1,4 @@
-"""A recording played again: the same, or a difference that is named."""
+"""Replay of a recording: the same decisions, or a reported difference."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ def test_any_schedule_with_any_fault_replays(seed, tmp_path):
     assert isinstance(core, Recorder)
     outcome = Replay(file_of(core.segments(), tmp_path / "file", world.facts, world.config)).run()
     assert outcome.difference is None
-    # The world repeats old answers, which it does not write down itself.
+    # The world also repeats old answers, which are in the recording but not in `world.inputs`.
     assert outcome.num_events >= len(world.inputs)
 
 
@@ -51,7 +51,7 @@ def first(lines, call, number=0):
 
 
 def set_policy(lines):
-    """As if the core that is here decided by another setting."""
+    """Change a setting, as if the replaying core decided by another one."""
     for _, content in [row for line in lines for row in line.get("core", ())]:
         if "policy" in content:
             content["policy"]["Policy"]["max_batch_size"] = 2
@@ -107,7 +107,7 @@ def test_a_crash_that_does_not_happen_again_is_a_difference(tmp_path):
     core._in_flight = None
     with pytest.raises(TypeError):
         core.plan(0.3)
-    # What broke the core is not known to a replay: that it does not crash here is the difference.
+    # The recording lacks what broke the core, so the replay does not crash: that is the difference.
     difference = Replay(file_of(core.segments(), tmp_path / "file")).run().difference
     assert difference.call == "crash"
     assert "TypeError" in difference.recorded
@@ -133,7 +133,7 @@ def test_a_recording_without_beginning_or_with_strange_calls_is_one_line(recordi
 
 
 def replayed(path, seed="0"):
-    """Exit code, output and errors of a process of its own."""
+    """Replay the file in a separate process and return its exit code, stdout and stderr."""
     done = subprocess.run([sys.executable, "-m", "router.replay", f'{{"file": "{path}"}}'], text=True,
                           capture_output=True, check=False, env=os.environ | {"PYTHONHASHSEED": seed})
     return done.returncode, done.stdout, done.stderr
@@ -163,7 +163,7 @@ def test_the_exit_code_tells_of_a_difference_and_of_a_bad_file(recording, tmp_pa
 @pytest.mark.timeout(3600)
 def test_a_million_events_replay_to_the_same_digest_under_three_hash_seeds(tmp_path):
     work, settings = busy_clockwork(100_000, core=Keeping)
-    work.taken = deque(maxlen=1)  # who looks at a million steps?
+    work.taken = deque(maxlen=1)  # a million steps would only fill the memory
     core = work.run().core
     recording = file_of(core.segments(), tmp_path / "file", work.model.facts(2000), settings)
     outputs = [replayed(recording.path, seed)[1] for seed in ("0", "1", "77")]

@@ -1,4 +1,4 @@
-"""Tests of router/residents.py, through the core: which adapters and grammars come to the shards, and which leave."""
+"""Tests of router/residents.py through the core: loading and eviction of adapters and grammars."""
 
 import random
 from dataclasses import replace
@@ -32,7 +32,7 @@ A, B, C = adapter(1), adapter(2), adapter(3)
 
 
 class House:
-    """The core, and shards that do what it wishes when they are told to."""
+    """The core, with shards that carry out its loads and unloads when `carry_out` is called."""
 
     def __init__(self, **policy: Any) -> None:
         self.core = Scheduler(replace(Policy(look_ahead=1), **policy), FACTS)
@@ -56,7 +56,7 @@ class House:
         return moves
 
     def step(self) -> tuple[int, ...]:
-        """Who took part."""
+        """Run one step and return the sequences in it."""
         plan = self.core.plan(self.now)
         if plan is None:
             return ()
@@ -130,7 +130,7 @@ def test_one_that_is_in_use_stays_for_its_time_and_then_until_who_runs_is_over()
     assert house.core.wake_at == 2.0
     house.now = 2.0
     later = house.ask(A)
-    assert house.moves() == []  # somebody runs with it
+    assert house.moves() == []  # a running request uses it
     assert house.core.story(later).cause is Cause.ADAPTER
     assert house.step() == house.step() == (runs,)
     assert house.carry_out() == [Remove(A)]
@@ -143,7 +143,7 @@ def test_one_that_is_in_use_stays_for_its_time_and_then_until_who_runs_is_over()
 
 
 def test_an_adapter_does_not_leave_before_anybody_started_with_it() -> None:
-    """With no time for each, one after the other came and left, and nobody ever started."""
+    """Regression: with a cycle time of 0 the adapters replaced each other, and no request ever started."""
     house = House(max_active_adapters=1, adapter_cycle_seconds=0.0)
     house.ask(A)
     house.ask(B)
@@ -387,7 +387,7 @@ def test_grammars_have_room_and_some_that_nobody_needs_stay() -> None:
 
 
 def crowded_world(seed: int, requests: int, adapters: int, places: int, cycle: float = CYCLE) -> World:
-    """Requests for any of the adapters, the first few of which everybody likes."""
+    """Return a world of requests for random adapters, most of them for the first few."""
     rng = random.Random(seed)
     config = RouterConfig(max_batch_prefill_tokens=512, max_batch_size=64, max_total_tokens=200,
                           max_active_adapters=places, adapter_cycle_time_s=cycle, max_concurrent_requests=requests)
@@ -406,13 +406,13 @@ def crowded_world(seed: int, requests: int, adapters: int, places: int, cycle: f
 
 
 def longest_turn(adapters: int, places: int) -> float:
-    """Every adapter before it has its time, its last requests end, and it leaves and the next comes."""
+    """Return a bound in seconds: for each adapter ahead, its cycle, its last requests, and the two moves."""
     return adapters / places * (CYCLE + 1.0 + 2 * MOVE)
 
 
 def check_crowd(world: World, adapters: int, places: int) -> None:
-    """Nobody's tokens come from another adapter (the world looks at each), there are never more adapters than places,
-    everybody has an end, and nobody waits for more than its turn."""
+    """Run to the end and check that there are never more adapters than slots, that every request ends, and that none
+    waits longer than its turn. The world checks that each token comes from the request's adapter."""
     while not world.is_at_rest:
         world.step()
         assert len(world.worker.ledger.loaded[pb.KIND_ADAPTER]) <= places
@@ -437,7 +437,7 @@ def test_a_large_crowd_with_more_adapters_than_places() -> None:
 
 @pytest.mark.slow
 def test_a_crowd_in_which_adapters_are_wanted_and_dropped_all_the_time() -> None:
-    """Nobody notices, and whoever plays it again decides the same."""
+    """Requests are not affected, and a replay makes the same decisions."""
     world, rng = crowded_world(3, requests=600, adapters=60, places=16), random.Random(3)
 
     def call(name: str) -> None:

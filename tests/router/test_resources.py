@@ -1,4 +1,4 @@
-"""Tests of router/resources.py, against ranks that follow a script."""
+"""Tests of router/resources.py against scripted ranks."""
 
 import asyncio
 import gc
@@ -20,7 +20,7 @@ FACTS = ModelFacts("loom", "cpu", "float32", vocabulary_size=512, max_positions=
 
 
 class Ranks:
-    """They load what they are told to, unless they are stopped, gone, or have a reason."""
+    """Double of the ranks: a load waits for `let_go`, fails if `are_gone`, and returns `reason`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, int]] = []  # verb, number, epoch
@@ -126,7 +126,7 @@ def test_shards_that_kept_their_state_load_nothing_again() -> None:
 
 
 def test_what_the_core_takes_for_present_is_there_before_it_goes_on() -> None:
-    """Shards that were replaced though the loss was no death."""
+    """The shards were replaced although the loss was no death."""
     async def story(house: House) -> None:
         resource = await house.bring("a")
         house.resources.lost(everything=False)

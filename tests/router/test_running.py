@@ -1,3 +1,5 @@
+"""Tests of router/running.py."""
+
 from dataclasses import replace
 
 from world import named
@@ -20,7 +22,7 @@ def newcomer(number, prompt=16, output=16, priority=0):
 
 
 def entered(house, *sequences):
-    """They are in one batch with their prompts computed and a first token each."""
+    """Enter the sequences into one new batch, with their prompts computed and a first token each."""
     batch = house.new_batch()
     for sequence in sequences:
         house.enter(sequence, batch)

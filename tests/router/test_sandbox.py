@@ -1,4 +1,4 @@
-"""Programs of others: what they may use, what they may not, and when they are stopped."""
+"""Sandbox of chat templates: allowed and forbidden features, and limits of time and memory."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""The core, one decision at a time. Histories of any length are in test_laws.py and test_simulation.py."""
+"""The core, one decision per test. Random histories are in test_laws.py and test_simulation.py."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def submit(core, prompt=16, output=8, now=0.0, **fields):
 
 
 def answer(plan, tokens=(7,), **special):
-    """Everybody who must say something says `tokens`, but for those named s<number>."""
+    """Answer each expected sequence with `tokens`, or with the value of s<number>, where None means a failure."""
     rows = {n: special.get(f"s{n}", tokens) for n in plan.expects}
     return Answer(plan.epoch, 0.01, {n: AnswerRow(t, [0.0] * len(t)) for n, t in rows.items() if t is not None},
                   {n: "not a number" for n, t in rows.items() if t is None})
@@ -199,7 +199,7 @@ def test_a_failed_step_voids_what_was_sent_ahead():
     assert core.plan(0.0).epoch == 2
 
 
-# -- what counts
+# -- accepted tokens
 
 
 @pytest.mark.parametrize(("tokens", "stop", "counted", "reason"), [
@@ -207,7 +207,7 @@ def test_a_failed_step_voids_what_was_sent_ahead():
     ((5, 6, 7, 8), None, 3, FinishReason.LENGTH),
     ((5, END, 7), None, 2, FinishReason.END_TOKEN),
     ((5, 6), 1, 1, FinishReason.STOP_STRING),
-    ((5, 6, END), None, 3, FinishReason.LENGTH),  # the length goes first, as TGI's users know it
+    ((5, 6, END), None, 3, FinishReason.LENGTH),  # the length takes precedence, as in TGI
 ])
 def test_how_many_tokens_count_and_why_it_ends(tokens, stop, counted, reason):
     request = Request("x", (1,), 3, end_tokens=frozenset({END}))
@@ -229,7 +229,7 @@ def test_under_pause_newcomers_get_a_batch_of_their_own_and_join():
     submit(core)
     first, _ = step(core)
     submit(core)
-    step(core)  # whoever was prefilled decodes before others are
+    step(core)  # a prefilled batch decodes before the next prefill
     second, _ = step(core)
     third, _ = step(core)
     one, two = first.messages[0].batch, second.messages[0].batch
@@ -277,7 +277,7 @@ def test_who_waits_for_an_adapter_or_needs_no_room_does_not_count_as_having_room
 
 @pytest.mark.parametrize("held", [False, True])
 def test_under_pause_only_those_count_as_waiting_who_could_join(held):
-    """Else a few who wait for something else would make the running pause for each newcomer."""
+    """Otherwise a few requests that wait for something else would pause the running ones for each newcomer."""
     core = scheduler(mixed=False, look_ahead=1, waiting_served_ratio=1.0, max_batch_size=3)
     for _ in range(2):
         submit(core, output=50)
@@ -292,7 +292,7 @@ def test_under_pause_only_those_count_as_waiting_who_could_join(held):
     assert isinstance(step(core)[0].messages[-1], Decode)
 
 
-# -- waiting for something else
+# -- waiting for adapters and readers
 
 
 ADAPTER = Resource("adapter", 3)
@@ -445,7 +445,7 @@ def test_nobody_who_came_later_starts_in_the_place_of_one_that_yields():
 
 
 def fail_step(core, epoch):
-    """The step that is under way fails, and the shards are empty again."""
+    """Fail the step under way and reset the shards."""
     events = core.shards_lost(0.0, Loss.STEP_ERROR)
     core.shards_ready(FACTS, epoch, 0.0)
     return events

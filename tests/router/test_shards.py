@@ -1,4 +1,4 @@
-"""The ranks as one object, against servers that note every byte and answer as they are told."""
+"""All ranks as one object, against scripted servers that record every message."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ ANSWER = pb.StepAnswer(epoch=1, order=1, sequences=[7], tokens=[8], logprobs=[-1
 
 
 class Meeting:
-    """Nobody goes on before so many are there."""
+    """Barrier that opens when `size` callers wait."""
 
     def __init__(self, size):
         self._missing = size
@@ -38,8 +38,8 @@ class Meeting:
 
 
 class ScriptedRank(grpc.GenericRpcHandler):
-    """`answers` by method: a message, a status, or what to wait for before the default is sent, or what is there by
-    then."""
+    """Scripted server of one rank. `answers` has for each method a message, a status, or an Event or Meeting to wait
+    for before the default, or a later entry for the method, is sent."""
 
     def __init__(self, address):
         self.address = address
@@ -49,7 +49,7 @@ class ScriptedRank(grpc.GenericRpcHandler):
         self.called = asyncio.Event()
         self.watched = asyncio.Event()
         self.left = asyncio.Event()
-        self.silent = asyncio.Event()  # set: who watches hears nothing
+        self.silent = asyncio.Event()  # set: Watch sends no first message
 
     def service(self, details):
         method = details.method.rsplit("/", 1)[1]
@@ -106,7 +106,7 @@ class ScriptedRank(grpc.GenericRpcHandler):
         return self
 
     async def stop(self):
-        await self.server.stop(0.1)  # so that who has just hung up is through
+        await self.server.stop(0.1)  # lets calls end that were just closed by the client
         del self.server
 
 
@@ -116,7 +116,7 @@ def transport(request):
 
 
 def play(story, folder, ranks=1, transport="stream"):
-    """Tell a story to shards that are connected, and the ranks behind them."""
+    """Run a story with connected shards and the servers of their ranks."""
     async def told():
         async with AsyncExitStack() as stack:
             servers = [await ScriptedRank(f"unix:{folder}/{rank}").listen() for rank in range(ranks)]
@@ -127,7 +127,7 @@ def play(story, folder, ranks=1, transport="stream"):
             await shards.connect()
             await story(shards, *servers)
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others, timeout=2.0)  # what is about to end may do so
+            await asyncio.wait(others, timeout=2.0)  # lets tasks end that are about to
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(told())
 
@@ -197,7 +197,7 @@ def test_an_answer_of_another_kind_is_a_defect_whichever_rank_gives_it(tmp_path,
 
 @pytest.mark.parametrize("code", [Code.INTERNAL, Code.RESOURCE_EXHAUSTED])
 def test_of_several_ranks_one_that_failed_in_a_step_breaks_all(tmp_path, transport, code):
-    """The others may wait for it for ever. That the first rank refuses what follows says less."""
+    """Other ranks may wait for the failed one for ever. The rejection by the first rank says less than the failure."""
     async def story(shards, first, second):
         first.answers["Decode"], second.answers["Decode"] = Code.FAILED_PRECONDITION, code
         with pytest.raises(ShardsLost) as lost:
@@ -374,7 +374,7 @@ def test_a_load_that_hears_late_of_a_loss_does_not_lose_those_who_came_since(tmp
 
 def test_large_messages_pass_in_both_directions(tmp_path):
     async def story(shards, rank):
-        large = "x" * 5 * 2**20  # beyond the 4 MiB that gRPC allows unless told otherwise
+        large = "x" * 5 * 2**20  # beyond gRPC's default limit of 4 MiB
         rank.answers["Info"] = pb.InfoAnswer(model=large)
         await shards.load(pb.LoadRequest(source=large))
         assert await shards.info(30.0) == [pb.InfoAnswer(model=large)]

@@ -1,5 +1,6 @@
-"""Sharing as a state machine beside a model of the cache: a dict from a namespace and all tokens up to a block's end to
-the block that holds them. The messages alone tell what stands in a block, the answers what may be found."""
+"""Prefix sharing as a state machine, compared with a model of the cache: a dict from a namespace and all tokens up to a
+block's end to the block that holds them. The model learns a block's contents from messages only, and which blocks may
+be found from answers only."""
 
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -21,24 +22,23 @@ MORE = st.fixed_dictionaries({
 
 @dataclass(eq=False)
 class Life:
-    """A sequence from its entering a batch to its leaving it, as the messages tell it."""
+    """Sequence between entering and leaving a batch, as seen in the messages."""
 
     number: int
     request: Request
     tokens: list[int]
     blocks: list[int]
-    computed: int  # tokens whose computing was sent
+    computed: int  # tokens sent to be computed
     num_published: int  # blocks
-    given: int  # tokens it entered with
+    given: int  # tokens at entry
 
     def key(self, index):
-        """What the block at this index holds when it is full."""
+        """Return what identifies the full block at this index: the namespace and all tokens up to its end."""
         return self.request.namespace, tuple(self.tokens[:(index + 1) * SIZE])
 
 
 class Log(list):
-    """Who left or let go of its blocks, by number, and which blocks were taken, in the order in which the core does
-    it."""
+    """Log of the core's calls in order: the number of a sequence that frees its blocks, or a list of blocks taken."""
 
     def __init__(self, running):
         running.free = self.noted(running.free)
@@ -63,13 +63,15 @@ class Log(list):
 
 @dataclass
 class Way:
-    """A step under way: what its chunks fill."""
+    """Step under way, with the tokens that its chunks compute."""
 
     plan: Plan
-    fills: list[tuple[Life, int]] = field(default_factory=list)  # with their tokens that are then there
+    fills: list[tuple[Life, int]] = field(default_factory=list)  # and the number of tokens computed afterwards
 
 
 class SharingMachine(RuleBasedStateMachine):
+    """Core with random requests, answers, clients and losses, and the model that follows its messages."""
+
     @initialize(mixed=st.booleans(), look_ahead=st.sampled_from([1, 2, 2]), tokens_per_step=st.sampled_from([1, 1, 3]),
                 num_blocks=st.sampled_from([14, 20, 40]), prefill=st.sampled_from([32, 64, 256]))
     def build(self, mixed, look_ahead, tokens_per_step, num_blocks, prefill):
@@ -82,14 +84,14 @@ class SharingMachine(RuleBasedStateMachine):
 
     def forget(self):
         self.shared = {}  # the model of the cache
-        self.written = {}  # what the shards have in a block: the key of its tokens
-        self.computing = {}  # who will fill a block, and whoever needs the same waits
-        self.idle = {}  # blocks of the model that nobody holds, and since which call
+        self.written = {}  # block to the key of the tokens that the shards wrote there
+        self.computing = {}  # key to the sequence that will fill its block; others that need it wait
+        self.idle = {}  # shared blocks that no sequence holds, and the call since which they are idle
         self.calls = 0
         self.lives, self.batches, self.ways = {}, {}, []
         self.log = Log(self.core.running)
 
-    # -- what happens
+    # -- events
 
     @rule(follows=st.sampled_from([0, 0, 1, 2, 3, 5, 8]), shared=st.sampled_from([16, 33, 64, 70, 1000]),
           own=st.integers(0, 20), output=st.sampled_from([1, 2, 20, 50]), more=MORE)
@@ -114,7 +116,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.ways)
     @rule(says=st.integers(1, 3), ends=st.integers(0, 3), fails=st.integers(0, 9))
     def answer(self, says, ends=9, fails=99):
-        """Somebody may end, and somebody may fail."""
+        """Answer the oldest step; one of its sequences may end, and one may fail."""
         way = self.ways.pop(0)
         tokens = {number: self.tokens_of(number, says, place == ends) for place, number in enumerate(way.plan.expects)}
         failed = {number: "why" for place, number in enumerate(way.plan.members) if place == fails}
@@ -143,8 +145,7 @@ class SharingMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.core.running))
     @rule(which=st.integers(0, 99))
     def come_back(self, which):
-        """Somebody, in mid-prompt if there is such, gives its blocks back and may enter again at once, while steps of
-        its first life are under way."""
+        """Preempt a sequence, if possible in mid-prompt; it may enter again while its earlier steps are under way."""
         if len(self.ways) > 1:
             self.answer(1)
         running = list(self.core.running)
@@ -161,7 +162,7 @@ class SharingMachine(RuleBasedStateMachine):
         self.core.shards_ready(self.core._facts, self.epoch, 0.0)
         self.forget()
 
-    # -- what the messages tell
+    # -- messages
 
     def hear(self, plan):
         way, dropped, evicted, idle = Way(plan), set(), [], dict(self.idle)
@@ -181,22 +182,22 @@ class SharingMachine(RuleBasedStateMachine):
         self.check_order_of_eviction(evicted, idle, dropped)
 
     def hear_of(self, taken):
-        """What the core did, in its order, up to its taking these blocks."""
+        """Apply the logged calls up to the allocation of these blocks."""
         self.hear_of_leaving()
         assert self.log.pop(0) == list(taken)
 
     def hear_of_leaving(self):
-        """Who left before the core took the next blocks."""
+        """Apply the logged departures up to the next allocation."""
         while self.log and not isinstance(self.log[0], list):
             self.leave(self.lives.get(self.log.pop(0)))
 
     def leave(self, life):
-        """What it generated is shared from now on."""
+        """Publish the blocks that the sequence generated."""
         if life is not None and len(life.tokens) > life.given:
             self.publish(life, len(life.tokens) - 1)
 
     def drop(self, message):
-        """Who leaves a batch."""
+        """Apply a message's merge or filter of batches and return the sequences that leave theirs."""
         if isinstance(message, Concat):
             first, *others = message.batches
             self.batches[first] |= set().union(*map(self.batches.pop, others))
@@ -208,13 +209,13 @@ class SharingMachine(RuleBasedStateMachine):
         return dropped
 
     def let_go(self, entering):
-        """Those who hold no blocks any more, and those who hold others, compute nothing for anybody."""
+        """Remove sequences from `computing` that hold no blocks any more, or enter again with other blocks."""
         here = self.holders()
         self.computing = {key: life for key, life in self.computing.items()
                           if life in here and life.number not in entering}
 
     def take(self, blocks):
-        """They will be written; returns those in which something could have been found."""
+        """Forget the contents of blocks that will be overwritten, and return those that were shared."""
         evicted = [block for block in blocks if block in self.shared.values()]
         self.shared = {key: block for key, block in self.shared.items() if block not in blocks}
         for block in blocks:
@@ -253,7 +254,7 @@ class SharingMachine(RuleBasedStateMachine):
         life.computed = end
         return life, end
 
-    # -- what the answers tell
+    # -- answers
 
     def holders(self):
         sequences = self.core.sequences
@@ -269,14 +270,14 @@ class SharingMachine(RuleBasedStateMachine):
     def publish(self, life, filled):
         for index in range(life.num_published, filled // SIZE):
             key, block = life.key(index), life.blocks[index]
-            self.written[block] = self.written.get(block) or key  # a block that decodes fill is known only now
+            self.written[block] = self.written.get(block) or key  # a block filled by decodes appears in no message
             assert self.written[block] == key
             self.shared.setdefault(key, block)
             if self.computing.get(key) is life:
                 del self.computing[key]
             life.num_published += 1
 
-    # -- what must hold
+    # -- invariants
 
     def settle(self):
         self.hear_of_leaving()

@@ -1,4 +1,4 @@
-"""Recordings as files: where, how many, how often, and what may go wrong."""
+"""Files of recordings: their folder, number and rate, and errors."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""From a trace to a table."""
+"""Simulation of a trace under other settings, and its report."""
 
 import json
 
@@ -33,7 +33,7 @@ def run(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_a_held_out_run_is_foretold_within_fifteen_per_cent(folder):
-    """The requests of one run with what was learned in another."""
+    """The requests of one recording are simulated with the step times of another."""
     case = Case.read(folder / "one", folder / "two", seed=0)
     foretold = case.under({})
     for share in (50, 99):

@@ -1,4 +1,4 @@
-"""The core under a virtual clock, against a pace."""
+"""Simulation of the core under a virtual clock with given step times."""
 
 import pytest
 

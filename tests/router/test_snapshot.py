@@ -1,4 +1,4 @@
-"""The core as it stands, without tokens."""
+"""Snapshots of the core, without tokens."""
 
 from itertools import count
 

@@ -1,4 +1,4 @@
-"""What is told of a request."""
+"""Spans of a request: times, attributes and usage."""
 
 import time
 
@@ -18,7 +18,7 @@ TURNS = ((101.0, Cause.QUEUE), (102.0, Cause.BLOCKS), (105.0, Cause.PREFILL), (1
 
 @pytest.fixture(autouse=True)
 def at_200(monkeypatch):
-    """When the requests of these tests end, and how late it is then."""
+    """Fix the monotonic clock and the system clock at the end of the tests' requests."""
     monkeypatch.setattr("router.spans.now", lambda: 200.0)
     monkeypatch.setattr(time, "time_ns", lambda: 1_000_200 * SECOND)
 
@@ -97,7 +97,7 @@ def test_what_was_asked_for_is_told_in_numbers():
 
 
 def test_a_seed_beyond_what_the_protocol_can_say_is_left_out():
-    """One such number would lose all spans that are sent with it."""
+    """Such a number would lose all spans that are exported with it."""
     assert "gen_ai.request.seed" in told((choice(2**63 - 1), account(*TURNS))).attributes
     assert "gen_ai.request.seed" not in told((choice(2**63), account(*TURNS))).attributes
 

@@ -1,4 +1,4 @@
-"""What models say, read back: every shape, in pieces of every size, and what fits none."""
+"""Parsing of model output: every response format, pieces of every size, and text that fits no format."""
 
 import json
 from typing import Any
@@ -115,7 +115,7 @@ def test_neighbours_of_one_kind_are_joined() -> None:
         Said("ab"), Thought("cd"), CALL, CALL]
 
 
-# -- what must be a call
+# -- required calls
 
 @pytest.mark.parametrize(("shape", "template", "opens"), [
     (HERMES, "{{ '<tool_call>\\n' }}", "<tool_call>\n"), (HERMES, "<tool_call>\n{{", "<tool_call>\n"),

@@ -1,4 +1,4 @@
-"""How far the start has come, from the files of the shards."""
+"""Progress of the start, read from the files of the shards."""
 
 import json
 from pathlib import Path

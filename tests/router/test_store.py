@@ -1,4 +1,4 @@
-"""Tests of router/store.py, with a process that follows a script, on the loop that the router runs on."""
+"""Tests of router/store.py with a scripted process, on the router's event loop."""
 
 import asyncio
 import sys
@@ -11,7 +11,7 @@ import uvloop
 from router.errors import AdapterFailed
 from router.store import Store
 
-# Answers with what it heard; `die` ends it, `odd` makes it say something else.
+# Sends `op` and the token back. `hold` is answered after the next one, `die` ends the process, `odd` prints no JSON.
 SCRIPT = """
 import json, os, sys
 token = sys.stdin.readline().strip()
@@ -69,7 +69,7 @@ def test_without_a_question_there_is_no_process() -> None:
 
 @pytest.mark.slow
 def test_it_runs_on_the_loop_that_the_router_runs_on() -> None:
-    """It takes fewer settings of a process than asyncio's own."""
+    """uvloop accepts fewer options for a subprocess than asyncio's own loop."""
     async def told() -> None:
         store = Store([sys.executable, "-c", SCRIPT], "secret")
         assert (await store.ask(op="fetch"))["token"] == "secret"

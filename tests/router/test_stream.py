@@ -1,4 +1,4 @@
-"""The mailbox between the engine and one client."""
+"""Event stream between the engine and one client."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ LIMIT = 1000
 
 
 class Calls:
-    """A stream that notes what it calls."""
+    """Stream with the names of the callbacks that it called."""
 
     def __init__(self, limit=LIMIT):
         self.names = []

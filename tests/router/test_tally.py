@@ -1,4 +1,4 @@
-"""What is counted of the engine's doings, told to it by hand."""
+"""Metrics of requests and steps; the tests make the engine's calls themselves."""
 
 import pytest
 from hearing import lived
@@ -24,7 +24,7 @@ P = '{method="prefill"}'
 
 
 class Counted:
-    """A tally, the core that it looks at, and what the page says."""
+    """Tally with the core that its gauges read, and the samples of its page."""
 
     def __init__(self, tokens_per_step=1, *, adapters=False, lorax=False, **policy):
         self.core = Scheduler(Policy(**policy), FACTS)
@@ -41,7 +41,7 @@ class Counted:
         return self.page()[name]
 
     def running(self, count):
-        """So many are running already."""
+        """Start `count` sequences in the core."""
         for index in range(count):
             self.core.submit(Request(str(index), (1, 2), 9), 0.0)
         plan = self.core.plan(0.0)

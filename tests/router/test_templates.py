@@ -1,7 +1,7 @@
-"""Templates of ours, in `templates`, use whatever chat templates use, and read as transformers renders them.
+"""The templates in `templates` use every feature that chat templates use, and render as in transformers.
 
-What is to be used stands in the lists below; a test holds them against the templates themselves. Where we differ on
-purpose is told by tests of `test_chat.py`: bounds, tools that a template has no place for, an answer that goes on.
+The lists below name these features, and a test compares them with the templates. Intended differences are tested in
+`test_chat.py`: limits, tools that a template does not render, and unfinished answers.
 """
 
 import re
@@ -105,7 +105,7 @@ def names_called() -> set[str]:
 
 
 def methods_called() -> set[str]:
-    """Of values: the loop, blocks and cyclers are no values."""
+    """Return the methods called on values, so without those of the loop, of blocks and of cyclers."""
     called = [call.node for call in found(nodes.Call) if isinstance(call.node, nodes.Getattr)]
     return {call.attr for call in called
             if not (isinstance(call.node, nodes.Name) and call.node.name in {"loop", "self", "shed"})}
@@ -146,7 +146,7 @@ def test_every_mark_is_used() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# As transformers renders them
+# Comparison with transformers
 
 
 def user(content: object, **more: object) -> dict[str, object]:
@@ -232,7 +232,7 @@ def tools_for(source: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def ours(source: str, messages: Any) -> str:
-    """The prompt, or else why there is none."""
+    """Return the prompt, or "refused: " and the reason."""
     try:
         return template(source).render(Conversation(tuple(messages), tools_for(source)))
     except TemplateFailed as refusal:
@@ -263,7 +263,7 @@ def test_every_prompt_is_that_of_transformers(name: str) -> None:
 def test_an_answer_goes_on_where_it_does_in_transformers_but_for_blanks(begun: str) -> None:
     messages = (user("Count."), assistant(begun))
     its = {name: theirs(source, messages, continue_final_message=True) for name, source in TEMPLATES.items()}
-    # Where a template repeats what was said, transformers leaves its own mark in the prompt.
+    # If a template repeats the last message, transformers leaves its own marker in the prompt.
     fit = {name: prompt.rstrip() for name, prompt in its.items() if not re.search("(?i)^refused|_message_tag", prompt)}
     assert {name: ours(TEMPLATES[name], messages) for name in fit} == fit
     assert len(fit) >= 20

@@ -1,4 +1,4 @@
-"""Who may ask: files with keys, what is told when something is wrong with them, and whom a key belongs to."""
+"""API keys: files of keys, errors in them, and the tenants and roles of keys."""
 
 import json
 
@@ -11,7 +11,7 @@ from router.tenants import Entry, Keys, read_keys
 
 @pytest.fixture
 def written(tmp_path):
-    """A file with what is given, as JSON or as it is."""
+    """Function that writes a file of keys: a string as it is, anything else as JSON."""
     def write(content):
         file = tmp_path / "keys.json"
         file.write_text(content if isinstance(content, str) else json.dumps(content))

@@ -1,4 +1,4 @@
-"""The text that clients get, whatever the style of the tokenizer and wherever tokens, steps and stop strings cut it."""
+"""Text sent to clients: every style of tokenizer, and every way in which tokens, steps and stop strings cut it."""
 
 import asyncio
 
@@ -42,7 +42,7 @@ def test_pieces_together_are_the_text_of_all_tokens(style, data):
 @named
 @given(data=st.data())
 def test_what_is_not_broken_is_as_the_library_decodes_it(style, data):
-    """And what is broken is so there, too."""
+    """Broken characters are broken in both."""
     ids = data.draw(tokens_of(style))
     text, whole = "".join(pieces(style, ids)), style.tokenizer.decode(ids)
     assert text == whole if REPLACEMENT not in text else REPLACEMENT in whole
@@ -61,7 +61,7 @@ def test_text_goes_on_behind_a_prompt(style, data):
 @named
 @given(data=st.data())
 def test_what_is_said_twice_reads_the_same(style, data):
-    """Whatever others said meanwhile: what is remembered of tokens is remembered for all."""
+    """The cached texts of tokens are shared by all requests, so other requests must not change them."""
     ids, others = data.draw(tokens_of(style)), data.draw(tokens_of(style))
     once = pieces(style, ids)
     pieces(style, others)
@@ -72,7 +72,7 @@ def test_what_is_said_twice_reads_the_same(style, data):
 
 
 class Client:
-    """Reads what a request gets whose tokens come in rows, until its end."""
+    """Client that reads the events of a request to the end; its tokens come in `rows`, one for each step."""
 
     def __init__(self, style, rows, stop):
         num_tokens = sum(map(len, rows)) + 1
@@ -96,7 +96,7 @@ class Client:
 
 
 def rows_of(data, ids):
-    """The same tokens, some steps yielding several."""
+    """Split the tokens into rows of one to four, one row for each step."""
     rows, rest = [], ids
     while rest:
         size = data.draw(st.integers(1, 4))
@@ -106,7 +106,7 @@ def rows_of(data, ids):
 
 
 def stop_strings_in(text):
-    """Some of what the text holds, and some of what it does not."""
+    """Return a strategy of stop strings, some taken from the text and some not."""
     cuts = st.tuples(st.integers(0, max(0, len(text) - 1)), st.integers(1, 6))
     held = cuts.map(lambda cut: text[cut[0]:sum(cut)]).filter(bool) if text else st.nothing()
     return st.lists(held | st.sampled_from([" ", "s", "never", "weft s", REPLACEMENT]), max_size=3).map(tuple)

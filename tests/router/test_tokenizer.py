@@ -1,4 +1,4 @@
-"""Text to ids and back, at once and token by token."""
+"""Encoding of text, and decoding as a whole and token by token."""
 
 import threading
 
@@ -17,7 +17,7 @@ letters = st.one_of(st.integers(0, 0xD7FF), st.integers(0xE000, 0x10FFFF)).map(c
 
 
 def word_tokenizer():
-    """As sentencepiece has it: a blank is part of the word behind it and dropped before the first; bytes in hex."""
+    """Return a tokenizer like sentencepiece's: words begin with a blank, except the first; byte tokens in hex."""
     vocabulary = {"<unk>": 0, "▁warp": 1, "▁weft": 2, "s": 3, "▁": 4}
     vocabulary |= {f"<0x{byte:02X}>": 5 + byte for byte in range(256)}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>"))
@@ -127,7 +127,7 @@ def test_text_goes_on_where_the_prompt_ended(words, data):
 
 
 def bytes_and(*parts):
-    """Tokens of the word tokenizer: bytes, and numbers of others."""
+    """Return tokens of the word tokenizer: byte tokens for bytes, and integers as they are."""
     return [token for part in parts for token in ([part] if isinstance(part, int) else [5 + byte for byte in part])]
 
 
@@ -139,7 +139,7 @@ def bytes_and(*parts):
     (bytes_and(b" ", 1, b"\xff", 0, b"\xa9", 2), " warp\ufffd<unk>\ufffd weft"),
 ])
 def test_a_broken_byte_harms_no_character_around_it(ids, text):
-    """One replaced all bytes of its run, so that a character told before was told again as two replacements."""
+    """Regression: all bytes of the run were replaced, so a character already sent was repeated as two replacements."""
     tokenizer = word_tokenizer()
     assert "".join(pieces(tokenizer, ids)) == text
     assert "".join(pieces(tokenizer, ids)) == text, "what is remembered of tokens is the same"

@@ -1,4 +1,4 @@
-"""What shards tell of texts, row by row; what makes no sense is a defect."""
+"""Decoding and checking of embedding and classification replies."""
 
 from math import nan
 

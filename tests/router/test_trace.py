@@ -1,4 +1,4 @@
-"""Who came and wanted what: from recordings and from plain lists."""
+"""Traces of requests, read from recordings and from plain lists."""
 
 import json
 from statistics import median
@@ -33,7 +33,7 @@ def test_a_recording_tells_who_came_when_and_got_how_much(tmp_path):
         step(core, 0.4 + 0.1 * index, end=(2,) if index == 1 else ())
     core.cancel(3, 0.9)
     trace = read_trace(file_of(core.segments(), tmp_path / "file").path)
-    # By length, by an end token, by leaving after some tokens; who was refused wants what is usual.
+    # Ended by length, by an end token, by leaving after some tokens; the rejected request gets the median length.
     assert [(arrival.at, arrival.output_tokens) for arrival in trace.arrivals] == [
         (0.0, 3), (0.1, 2), (0.2, 4), (pytest.approx(0.3), 3)]
     assert trace.figures.num_refused == 1
@@ -47,7 +47,7 @@ def test_who_left_before_the_first_token_leaves_by_time(tmp_path):
 
 
 def test_a_recording_tells_when_newcomers_were_noticed(tmp_path):
-    """While bodies of a burst are read the router plans nothing, so they start together."""
+    """The router plans nothing while it reads the bodies of a burst, so the requests start together."""
     core = a_core(3, 3)
     step(core, 0.4)
     arrivals = read_trace(file_of(core.segments(), tmp_path / "file").path).arrivals

@@ -1,3 +1,5 @@
+"""Tests of router/trials.py."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -29,7 +29,7 @@ def test_what_is_no_goal_is_told(text):
 
 
 class Made(Case):
-    """Figures by a rule: the more run at once, the later is every token and the sooner the first."""
+    """Case with made-up figures: a larger batch delays every token and brings the first one sooner."""
 
     def under(self, settings):
         size = settings.get("max_batch_size", 256)

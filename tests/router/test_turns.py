@@ -1,4 +1,4 @@
-"""Tests of router/turns.py, through the core: who starts next, and what the others are told to wait for."""
+"""Tests of router/turns.py through the core: which sequence starts next, and what the others wait for."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def cause(core: Scheduler, number: int) -> Cause:
 
 
 def full(num_ahead: int = 1, **policy: float) -> Scheduler:
-    """One place in the batch, and it is taken by who will end with the next step."""
+    """Return a core with a batch size of one, taken by a sequence that ends with the next step."""
     core = made(max_batch_size=1, **policy)
     ask(core, prompt=40, output=2)
     step(core)

@@ -1,4 +1,4 @@
-"""What a client may want, and the request that comes of it."""
+"""Validation of input parameters, and the requests built from them."""
 
 import asyncio
 import math
@@ -181,7 +181,7 @@ def test_the_largest_seed_is_a_seed():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Refusals, in the order in which they are looked for
+# Rejections, in the order of the checks
 
 REFUSALS = [
     ({"best_of": 3}, "`best_of` must be at most 2 (--max-best-of), got 3"),
@@ -255,7 +255,7 @@ def test_only_1024_new_tokens_must_fit():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Who asks, and for how long
+# Tenants, request ids and timeouts
 
 
 def test_the_tenant_and_its_priority_are_passed_on():
@@ -281,7 +281,7 @@ def test_what_has_no_time_left_is_not_even_submitted(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Who shares cached prompts
+# Namespaces of the prefix cache
 
 
 def spaces(*wanted, scope="tenant"):

@@ -1,11 +1,11 @@
-"""Verbs against the contract that they come from."""
+"""Verbs, compared with the gRPC contract."""
 
 from router.verbs import ANSWERS, METHODS
 from shard.pb import shard_pb2 as pb
 
 
 def test_every_method_of_the_contract_is_known():
-    """Steps is a way to call five of them."""
+    """`Steps` is left out: it only carries the messages of five other methods."""
     methods = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Shard"].methods if
                method.name != "Steps"}
     assert {kind.DESCRIPTOR.full_name: name for kind, name in METHODS.items()} == {

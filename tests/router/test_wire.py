@@ -1,3 +1,5 @@
+"""Tests of router/wire.py."""
+
 from dataclasses import fields
 from itertools import chain
 
@@ -27,7 +29,7 @@ def read(message):
 
 
 def test_the_columns_of_sampling_are_the_fields_of_sampling_params():
-    """A field that holds a tuple is a ragged column, with its counts before it. The end tokens are the request's."""
+    """A tuple field is a ragged column with its counts before it. The end tokens come from the request."""
     columns = [[f"num_{f.name}", f.name] if f.default == () else [f.name] for f in fields(SamplingParams)]
     sent = [f.name for f in pb.Sampling.DESCRIPTOR.fields if f.name not in {"num_end_tokens", "end_tokens"}]
     assert [*chain(*columns)] == sent
@@ -112,7 +114,7 @@ def test_end_tokens_go_with_those_who_may_not_choose_them_at_first():
 
 
 def test_what_the_router_writes_a_shard_reads():
-    """Every field with a value of its own, in one row of two."""
+    """One of two rows has a value other than the default in every field."""
     values = {f.name: {float: 0.5, int: 3, bool: True}.get(type(f.default), (5, 6)) for f in fields(SamplingParams)}
     request = Request("a", (1,), 3, sampling=SamplingParams(**values | {"biases": (0.5, -1.0)}))
     said = entered(Request("b", (1,), 3), request)

@@ -1,4 +1,4 @@
-"""Sequences that ask for something, and logits to choose from."""
+"""Builders of sequences with given sampling parameters, and of random logits."""
 
 from collections.abc import Sequence as Rows
 from typing import Any

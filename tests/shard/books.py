@@ -1,4 +1,4 @@
-"""A ledger by itself, and a worker for it that always says the same."""
+"""A ledger without a model, and `do`, which applies a message and finishes its step with a fixed token."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What config.json files say, as dictionaries, and what a reader makes of them."""
+"""Minimal contents of config.json, and the configs parsed from them."""
 
 from typing import Any
 
@@ -10,5 +10,5 @@ SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hi
 
 
 def read(architecture: str, **changes: Any) -> Any:
-    """Of a file with sizes and little else."""
+    """Return the config of a file with sizes, an architecture and `changes`."""
     return describe_model(Given(SIZES | {"architectures": [architecture]} | changes, "config.json"))

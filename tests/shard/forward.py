@@ -1,4 +1,4 @@
-"""A model's forward pass over one prompt, on one rank or several, and what transformers makes of the same."""
+"""A model's forward pass over one prompt, on one rank or several, and that of transformers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def read_model(folder: Path, dtype: torch.dtype, group: Group, quantize: str = "
 
 def run(model: Decoder, group: Group, dtype: torch.dtype, backend: str = "reference",
         *lengths: int) -> Outcome:
-    """One pass over that many tokens of the prompt, or over several such beginnings of it, one behind the other."""
+    """Run one pass over a batch of prefixes of the prompt with these lengths; by default, over the whole prompt."""
     chunks, num_blocks = list[Chunk](), 0
     for number, length in enumerate(lengths or (len(PROMPT),)):
         first, num_blocks = num_blocks, num_blocks - -length // 16
@@ -77,14 +77,14 @@ def oracle(folder: Path, dtype: torch.dtype, length: int = len(PROMPT)) -> Outco
 
 
 def agrees_shared(folder: Path) -> None:
-    """In both types, shared by one, two and four ranks."""
+    """Compare with transformers in float32 and bfloat16, on one, two and four ranks."""
     for dtype in (torch.float32, torch.bfloat16):
         for num_ranks in (1, 2, 4):
             agrees(folder, dtype, num_ranks)
 
 
 def agrees_everywhere(folder: Path) -> None:
-    """In both types, with both backends of attention, shared by one, two and four ranks."""
+    """Compare with transformers in both types, with both attention backends, on one, two and four ranks."""
     for dtype, num_ranks, backend in ((torch.float32, 1, "reference"), (torch.float32, 2, "cpu"),
                                       (torch.float32, 4, "reference"), (torch.bfloat16, 1, "cpu"),
                                       (torch.bfloat16, 2, "reference")):
@@ -93,7 +93,7 @@ def agrees_everywhere(folder: Path) -> None:
 
 def agrees(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = "reference", *,
            measure: Callable[[Tensor, Tensor], float] | None = None, length: int = len(PROMPT)) -> None:
-    """In float32 with transformers; in bfloat16 it is as near to transformers' float32 as transformers is."""
+    """Compare with transformers: float32 agrees, and bfloat16's error is below 1.25 times that of transformers."""
     measure = measure or distance
     first, *others = outcomes(folder, dtype, num_ranks, backend, length)
     exact, same = oracle(folder, torch.float32, length), oracle(folder, dtype, length)
@@ -101,7 +101,7 @@ def agrees(folder: Path, dtype: torch.dtype, num_ranks: int = 1, backend: str = 
     assert first.logits.dtype == torch.float32
     assert all(other.logits is None and torch.equal(other.hidden, first.hidden) for other in others)
     for ours, theirs, truth in ((first.hidden, same.hidden, exact.hidden), (first.logits, same.logits, exact.logits)):
-        if dtype == torch.float32:  # rounding grows with the terms that are added up, and these with what is usual
+        if dtype == torch.float32:  # rounding errors scale with the size of the summands
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=max(1e-4, 2e-5 * usual_size(theirs)))
         else:
             assert measure(ours, truth) < 1.25 * measure(theirs, truth)
@@ -116,5 +116,5 @@ def usual_size(tensor: Tensor) -> float:
 
 
 def usual_distance(ours: Tensor, theirs: Tensor) -> float:
-    """That of the median token. Where a router of experts is all but undecided, rounding sends a token elsewhere."""
+    """Return the RMS distance of the median token: rounding may send single tokens to other experts."""
     return float((ours.float() - theirs.float()).square().mean(-1).sqrt().median())

@@ -1,4 +1,4 @@
-"""Random requests that come, leave and are lost, for tests of what each of them gets in any company."""
+"""Strategies of random histories (arrivals, cancellations, lost shard state), for tests of exactness in any batch."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from weaving import Thread
 
 from router.request import Request, SamplingParams
 
-# Around the borders of blocks and of what is gathered.
+# Around multiples of the block size and of the lengths that attention gathers.
 LENGTHS = (1, 2, 15, 16, 17, 33, 47, 63, 64, 65, 100, 127, 128, 129, 150, 185)
 
 
@@ -30,7 +30,7 @@ sampling = st.builds(
     min_tokens=maybe(st.integers(1, 5)))
 
 
-# What a device chooses by itself, see shard/picking.py, where no grammar and no adapter is meant.
+# Parameters for which the token is chosen on the device (shard/picking.py); none of these has a grammar or an adapter.
 plain = st.one_of(
     st.just(SamplingParams()),
     st.builds(SamplingParams, temperature=st.just(1.0), raw_logprobs=st.booleans(), top_k=maybe(st.integers(1, 80)),

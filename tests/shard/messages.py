@@ -1,4 +1,4 @@
-"""Short ways to write the messages of the contract. Rows here, columns there."""
+"""Builders of protocol messages: rows here become the columns of the protobuf messages."""
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ WARMUP = pb.WarmupRequest(
 
 @dataclass(frozen=True)
 class Row:
-    """A newcomer; `blocks` holds 16 tokens each."""
+    """A new sequence; each of its `blocks` holds 16 tokens."""
 
     id: int
     tokens: Rows[int]
@@ -39,12 +39,12 @@ def sequences(*rows: Row) -> pb.Sequences:
 
 
 def chunks(*rows: tuple[int, int, int]) -> pb.Chunks:
-    """Sequence, start, length."""
+    """Build chunks from rows of (sequence, start, length)."""
     return pb.Chunks(sequences=[r[0] for r in rows], starts=[r[1] for r in rows], lengths=[r[2] for r in rows])
 
 
 def prefill(batch: int, *rows: Row, run: Rows[tuple[int, int, int]] | None = None, **more: Any) -> pb.PrefillRequest:
-    """Runs all tokens of the newcomers, unless told what to run."""
+    """Build a prefill that runs all uncached tokens of the new sequences, or the chunks in `run`."""
     run = [(r.id, r.cached, len(r.tokens) - r.cached) for r in rows] if run is None else run
     return pb.PrefillRequest(batch=batch, sequences=sequences(*rows), chunks=chunks(*run), **more)
 
@@ -54,7 +54,7 @@ def decode(batch: int, **more: Any) -> pb.DecodeRequest:
 
 
 def grants(**blocks: Rows[int]) -> pb.Grants:
-    """Sequence 7 is written s7."""
+    """Build grants of blocks; the keyword for sequence 7 is `s7`."""
     return pb.Grants(sequences=[int(name[1:]) for name in blocks], num_blocks=[len(b) for b in blocks.values()],
                      blocks=chain(*blocks.values()))
 
@@ -80,19 +80,19 @@ def embed(*texts: Rows[int], wanted: pb.Wanted = pb.VECTORS, **more: Any) -> pb.
 
 
 def vectors_of(answer: pb.EmbedAnswer) -> list[list[float]]:
-    """By row."""
+    """Return one vector per row."""
     starts = range(0, len(answer.values), max(1, answer.width))
     return [list(answer.values[start:start + answer.width]) for start in starts]
 
 
 def labelled_rows(answer: pb.EmbedAnswer) -> list[list[tuple[int, float]]]:
-    """By row a label and its score for every token."""
+    """Return, per row, the label and score of every token."""
     pairs = iter(zip(answer.labels, answer.scores, strict=True))
     return [[next(pairs) for _ in range(count)] for count in answer.num_labels]
 
 
 def rows_of(answer: pb.StepAnswer) -> dict[int, list[int]]:
-    """Sequence to tokens."""
+    """Return the tokens by sequence id."""
     counts = answer.num_tokens or [1] * len(answer.sequences)
     tokens = iter(answer.tokens)
     return {i: [next(tokens) for _ in range(count)] for i, count in zip(answer.sequences, counts, strict=True)}

@@ -1,4 +1,4 @@
-"""The router's end of a shard that listens in this process, for tests over real gRPC."""
+"""Client of a shard that serves in this process, for tests over real gRPC."""
 
 import asyncio
 from collections import Counter
@@ -22,7 +22,7 @@ METHODS = {pb.PrefillRequest: "Prefill", pb.DecodeRequest: "Decode", pb.FilterRe
 
 
 class Calls(Counter[str]):
-    """Counts calls and tells who waits for them."""
+    """Counter of calls by verb; `reach` waits until a count is reached."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Calls(Counter[str]):
 
 
 class Peer:
-    """Numbers messages as the contract asks."""
+    """Client that numbers messages by epoch and order, as the protocol requires."""
 
     def __init__(self, service: ShardService, stub: Any) -> None:
         self.worker: Any = service.worker
@@ -57,7 +57,7 @@ class Peer:
         await self.stub.Reset(pb.ResetRequest(epoch=self.epoch))
 
     def send(self, message: Any, order: int | None = None, epoch: int | None = None) -> Any:
-        """An awaitable answer; the message is on its way at once."""
+        """Send the message at once and return its awaitable call."""
         return getattr(self.stub, METHODS[type(message)])(self.numbered(message, order, epoch))
 
     def numbered(self, message: Any, order: int | None = None, epoch: int | None = None) -> Any:
@@ -67,7 +67,7 @@ class Peer:
         return message
 
     async def early(self, message: Any, order: int) -> Any:
-        """The same, once it has arrived."""
+        """Send a message and return its call once the shard has received it."""
         verb = METHODS[type(message)]
         call, count = self.send(message, order), self.calls[verb]
         await self.calls.reach(verb, count + 1)
@@ -77,7 +77,7 @@ class Peer:
         return await code_of(self.send(message, **numbers))
 
     def state(self) -> str:
-        """All that ranks must agree on."""
+        """Return, as text, the state that must be equal on all ranks."""
         ledger = self.worker.ledger
         return f"{ledger.batches} {ledger.blocks.num_holders} {ledger.blocks.full}"
 
@@ -100,13 +100,13 @@ async def listen(worker: Any, config: ShardConfig) -> AsyncIterator[Peer]:
 
 def play(make_worker: Callable[[ShardConfig], Any], folder: Path, story: Callable[..., Awaitable[None]], *,
          ranks: int = 1, gap_timeout: float = 30.0, fresh: bool = False, **model: Any) -> None:
-    """Tell a story to as many shards; unless `fresh` they are warmed up and in epoch 1."""
+    """Run `story` against `ranks` shards, which are warmed up and in epoch 1 unless `fresh`."""
     async def told() -> None:
         async with AsyncExitStack() as stack:
             simulated = SimulatedConfig(time_scale=0.0, num_blocks=32, **model)
             configs = [ShardConfig(f"unix:{folder}/{rank}", rank, ranks, gap_timeout, simulated=simulated,
                                    meeting_point=f"{folder}/meet", memory=memory(rank)) for rank in range(ranks)]
-            # Ranks of a real model wait for each other.
+            # Ranks of a real model wait for each other while they load.
             workers = await asyncio.gather(*(asyncio.to_thread(make_worker, config) for config in configs))
             peers = [await stack.enter_async_context(listen(worker, config))
                      for worker, config in zip(workers, configs, strict=True)]

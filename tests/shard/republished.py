@@ -1,5 +1,4 @@
-"""A small model as those of its family were published: with older names of tensors, and with tensors that follow from
-the config."""
+"""Copies of small checkpoints in the layout of older releases: older tensor names, and redundant tensors."""
 
 import json
 import shutil
@@ -15,7 +14,7 @@ WEIGHTS = "model.safetensors"
 
 def republished(folder: Path, target: Path, *, name: Callable[[str], str] = str, extra: dict[str, Tensor] | None = None,
                 config: Callable[[dict[str, Any]], dict[str, Any]] = dict) -> Path:
-    """In `target`. Files that are not about the model are left out."""
+    """Write the renamed copy to `target` and return it: weights, config and tokenizer only."""
     target.mkdir()
     tensors = load_file(folder / WEIGHTS)
     save_file({name(each): tensor for each, tensor in tensors.items()} | (extra or {}), target / WEIGHTS)

@@ -1,4 +1,4 @@
-"""A quantised checkpoint beside the same model with its numbers written out."""
+"""Pairs of a quantised checkpoint and the same model with dequantised weights."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.shard.forward import outcomes
 
-SIZES = {"intermediate_size": 96, "num_key_value_heads": 4}  # two ranks part groups and words
+SIZES = {"intermediate_size": 96, "num_key_value_heads": 4}  # the slices of two ranks cut across groups and words
 
 
 def pair(tmp_path_factory: pytest.TempPathFactory, tool: Tool, *, head: bool = False) -> tuple[Path, Path]:

@@ -1,4 +1,4 @@
-"""The ranks of a model as threads of one process, with plain Python between them: what is theirs can be looked at."""
+"""Ranks as threads of one process that communicate in plain Python, so that tests can inspect their state."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from shard.distributed import add_up
 
 
 class Table:
-    """Where the ranks lay what they have, and wait for the others."""
+    """Shared slots for the contribution of each rank, and a barrier."""
 
     def __init__(self, size: int) -> None:
         self.laid: list[Any] = [None] * size
@@ -20,7 +20,7 @@ class Table:
 
 
 class Neighbour:
-    """A rank's group."""
+    """In-process group of one rank."""
 
     def __init__(self, rank: int, size: int, table: Table) -> None:
         self.rank, self.size = rank, size
@@ -51,7 +51,7 @@ class Neighbour:
 
 
 def side_by_side(size: int, call: Callable[[Neighbour], Any]) -> list[Any]:
-    """What every rank's call returns."""
+    """Return what `call` returns on every rank."""
     table = Table(size)
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(call, [Neighbour(rank, size, table) for rank in range(size)]))

@@ -1,4 +1,4 @@
-"""What is added to a row is the product of its adapter's matrices, to the same bits in any company."""
+"""The LoRA addition of a row is the product of its adapter's matrices, bit-identical in any batch."""
 
 from itertools import count
 
@@ -22,7 +22,7 @@ RANKS = {1: 4, 2: 8, 3: 5, 4: 16, 5: 40}
 
 
 class World:
-    """A product of which two parts are adapted, one of them by few."""
+    """A fused linear with two adapted parts; only adapters with odd ids change the second part."""
 
     def __init__(self) -> None:
         racks = Racks()
@@ -95,4 +95,4 @@ def test_an_adapter_takes_the_memory_of_one_though_there_is_room_for_more() -> N
     def put() -> None:
         assert site.added.put(racks.take(next(numbers), 64), 0, down, up) == down.nbytes + up.nbytes
 
-    assert takes_less(4 * (down.nbytes + up.nbytes), put)  # which may come in pages of 2 MiB; all would be 16
+    assert takes_less(4 * (down.nbytes + up.nbytes), put)  # memory may come in pages of 2 MiB; all slots need 16x

@@ -1,7 +1,7 @@
-"""Steps that begin before it is known what came of the last say what steps say that waited for it.
+"""Steps that start before the previous step's results are known return the same results as steps that waited.
 
-The router's core drives a worker whose steps are replayed, without a GPU: captures are called again. What is compared
-is bits, so where the gate says that this machine is not exact there is nothing to compare.
+The router's core drives a worker whose steps are replayed without a GPU, by calling the captured functions again.
+Results are compared bit by bit, so the tests are skipped where the exactness gate finds this machine inexact.
 """
 
 from collections.abc import Iterator
@@ -42,14 +42,14 @@ def loom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loom]:
 
 @pytest.fixture(scope="module")
 def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loom]:
-    """Which begins no step before the last is over."""
+    """Loom whose worker starts no step before the previous one has ended."""
     with Loom(tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen2")) as loom:
         yield loom
 
 
 @pytest.fixture(autouse=True)
 def boldness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also behind a step that had to be run anew the next one begins ahead."""
+    """Let the next step start ahead even after a step that had to be rerun."""
     monkeypatch.setattr(ahead, "WAITED_FOR", 0)
 
 
@@ -96,7 +96,7 @@ def a_request(number: int, sampling: SamplingParams = GREEDY, length: int = 20, 
 @pytest.mark.parametrize(("look_ahead", "ahead"), [(1, False), (2, True)])
 def test_a_step_begins_before_the_last_is_over_if_it_may(loom: Loom, monkeypatch: pytest.MonkeyPatch, look_ahead: int,
                                                          ahead: bool) -> None:
-    """And if the router sends it by then."""
+    """A step starts ahead only if the router sends it early, as with a `look_ahead` of 2."""
     depths, worker = [], loom.workers[0]
     decode = type(worker).decode
 
@@ -123,7 +123,7 @@ def test_who_asks_for_more_is_waited_for(loom: Loom) -> None:
 
 
 class Story:
-    """A batch of one worker, whose steps are decodes that all begin before the last is over."""
+    """A batch of one worker whose decode steps all start before the previous one has ended."""
 
     def __init__(self, loom: Loom, *rows: Row) -> None:
         self.loom, self.worker = loom, loom.workers[0]
@@ -137,20 +137,20 @@ class Story:
         return self.loom.everywhere(METHODS[type(message)], message)[0]
 
     def hear(self, answer: Any) -> tuple[dict[int, int], dict[int, int]]:
-        """Tokens and failures, by sequence."""
+        """Return tokens and failures by sequence."""
         told = self.loom.ended(answer)
         return (dict(zip(told.sequences, told.tokens, strict=True)),
                 dict(zip(told.failed, told.failures, strict=True)))
 
     def spoil(self, number: int) -> None:
-        """What a sequence has in the cache."""
+        """Overwrite the values that a sequence has in the cache with NaN."""
         cache, sequence = self.worker._cache, self.worker.ledger.sequences[number]
         for rows in cache.values:
             rows[cache.slots(sequence.blocks, 0, len(sequence.tokens) - 1)] = torch.nan
 
     @property
     def spoiled(self) -> set[int]:
-        """Blocks with something that is not a number."""
+        """Blocks that hold a non-finite value."""
         cache = self.worker._cache
         return {block for rows in cache.values for block in range(cache.num_blocks)
                 if not rows[cache.slots([block], 0, cache.block_size)].isfinite().all()}
@@ -162,7 +162,7 @@ ROWS = [Row(number, tokens, [2 * number, 2 * number + 1]) for number, tokens in 
 
 
 def test_a_sequence_that_fails_fails_alone_and_leaves_nothing(loom: Loom) -> None:
-    """The step behind began with it, and in another block; the one that failed was just filled."""
+    """The failing step fills a block; the next step has already started with the sequence, in another block."""
     story = Story(loom, *ROWS)
     expected = [story.hear(story.send(decode(1)))[0] for _ in range(3)]
     story = Story(loom, *ROWS)
@@ -178,7 +178,7 @@ def test_a_sequence_that_fails_fails_alone_and_leaves_nothing(loom: Loom) -> Non
 
 
 def test_so_it_does_in_a_step_that_had_to_wait(loom: Loom) -> None:
-    """Since one joins who asks for more."""
+    """The second step waits because a sequence joins that needs more than the device samples."""
     story = Story(loom, *ROWS)
     story.send(prefill(2, Row(9, [7] * 4, [9], top=2)))
     story.spoil(2)
@@ -189,7 +189,7 @@ def test_so_it_does_in_a_step_that_had_to_wait(loom: Loom) -> None:
 
 
 def test_blocks_of_one_that_left_meanwhile_are_another_s(loom: Loom) -> None:
-    """Whether the step that was under way has to be run anew or not, and the block of who left was just filled."""
+    """The leaving sequence's block was just filled; the result is the same whether the running step is rerun or not."""
     rows = [Row(1, PROMPTS[1], [2]), Row(2, [*PROMPTS[2], 7], [4, 5])]
 
     def told(*, anew: bool) -> Any:
@@ -215,7 +215,7 @@ def test_blocks_of_one_that_left_meanwhile_are_another_s(loom: Loom) -> None:
 @pytest.mark.parametrize("anew", [False, True])
 def test_who_has_no_room_for_another_token_says_the_last_one_before(
         loom: Loom, monkeypatch: pytest.MonkeyPatch, anew: bool) -> None:
-    """The next message says so while the step before is under way."""
+    """NO_ROOM is the answer of the next step, which starts while the step with the last token is still running."""
     ledger = loom.workers[0].ledger
     monkeypatch.setattr(ledger, "limits", replace(ledger.limits, max_positions=16))
     story = Story(loom, Row(1, [5] * 15, [0, 1]), Row(2, [6] * 9, [2, 3]))
@@ -242,7 +242,7 @@ def test_where_many_steps_are_run_anew_some_are_waited_for(loom: Loom, monkeypat
 @pytest.mark.parametrize(("every", "least", "most"), [(2, 0.9, 1.0), (8, 0.7, 0.9), (50, 0, 0), (10**9, 0, 0)])
 def test_a_few_steps_that_are_run_anew_are_borne_with(
         monkeypatch: pytest.MonkeyPatch, every: int, least: float, most: float) -> None:
-    """Of a thousand that begin ahead one in so many is; how many others are waited for."""
+    """Of 1,000 steps that start ahead, one in `every` is rerun; checks the share of steps that wait instead."""
     monkeypatch.setattr(ahead, "WAITED_FOR", 32)
     caution, begun, waited = ahead.Caution(), 0, 0
     while begun < 1000:

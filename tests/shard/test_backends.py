@@ -33,5 +33,5 @@ def test_without_triton_a_gpu_computes_slowly(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_backend_is_made_for_the_heads_of_a_rank(name: str) -> None:
     if name == "triton":
-        pytest.importorskip("triton")  # which comes for Linux only
+        pytest.importorskip("triton")  # published for Linux only
     assert type(make_attention(name, 4, 2, 32)).__name__ == BACKENDS[name][1]

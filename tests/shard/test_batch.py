@@ -1,4 +1,4 @@
-"""What the ledger knows after each message."""
+"""State of the ledger after each message."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_the_last_token_is_not_in_the_cache_yet(ledger: Ledger) -> None:
 def test_a_step_that_may_yield_several_tokens_needs_places_for_all_but_the_last() -> None:
     ledger = new_ledger(tokens_per_step=4)
     do(ledger, prefill(1, Row(7, [1] * 12, [0])))
-    do(ledger, decode(1), count=1)  # writes places 12 to 15 at most
+    do(ledger, decode(1), count=1)  # writes slots 12 to 15 at most
     with pytest.raises(Refused, match="too few blocks for 17 places"):
         do(ledger, decode(1))
     do(ledger, decode(1, grants=grants(s7=[1])), count=4)
@@ -102,7 +102,7 @@ def test_who_failed_takes_part_but_yields_nothing(ledger: Ledger) -> None:
 
 
 def test_a_decode_of_nobody_but_failed_ones_is_no_refusal(ledger: Ledger) -> None:
-    """It may be under way already when the failure is reported."""
+    """The decode may already be in flight when the failure is reported."""
     do(ledger, prefill(1, Row(7, SHORT, [0])), failures={7: pb.NON_FINITE})
     assert ids(do(ledger, decode(1)).failed) == [7]
 

@@ -1,4 +1,4 @@
-"""Every row that goes by an adapter is in one tile of its adapter, and no other row is in any."""
+"""Every row with an adapter is in exactly one tile of that adapter; no other row is in a tile."""
 
 import torch
 from hypothesis import given
@@ -66,7 +66,7 @@ def test_programs_of_kernels_have_each_row_once_under_its_adapter(runs: list[Run
 
 
 def told_by(work: Work, racks: Racks) -> dict[int, Place]:
-    """Where what a row goes by hangs. Each has room of its own when it is narrow."""
+    """Return the slot of each row's adapter. Checks that rows do not share space in the intermediate buffer."""
     entries = work.entries[:int(work.number)].tolist()
     by_row = {place.row: place for place in racks._places.values()}
     taken = [number for _, size, _, count, begin in entries for number in range(begin, begin + count * size)]

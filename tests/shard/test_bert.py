@@ -12,7 +12,7 @@ from shard.models.encoder import EncoderConfig
 from tests.shard.encoders import agrees, agrees_shared, outcomes
 from tests.shard.republished import republished
 
-BERT = {  # in the words of BAAI/bge-small-en-v1.5
+BERT = {  # as published in BAAI/bge-small-en-v1.5
     "architectures": ["BertModel"], "attention_probs_dropout_prob": 0.1, "classifier_dropout": None,
     "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 384, "id2label": {"0": "LABEL_0"},
     "initializer_range": 0.02, "intermediate_size": 1536, "label2id": {"LABEL_0": 0}, "layer_norm_eps": 1e-12,

@@ -1,4 +1,4 @@
-"""Every token sees its own text, all of it, and nothing else."""
+"""Every token attends to all tokens of its own text and to no others."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def drawn(num_tokens: int, dtype: torch.dtype = torch.float32, heads: int = 3, w
 
 
 def plainly(qkv: Tensor) -> Tensor:
-    """One text: `[length, 3, heads, head_dim] -> [length, heads * head_dim]`"""
+    """Compute the attention of one text: `[length, 3, heads, head_dim] -> [length, heads * head_dim]`."""
     queries, keys, values = qkv.double().permute(1, 2, 0, 3)
     weights = (queries @ keys.mT / queries.shape[-1] ** 0.5).softmax(-1)
     return (weights @ values).transpose(0, 1).flatten(1)

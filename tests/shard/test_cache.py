@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 def new_cache(block_size: int = 16, num_blocks: int = 4, dtype: torch.dtype = torch.float32) -> Cache:
-    """Of three layers, two heads of four."""
+    """Make a cache of three layers, with two heads of dimension 4."""
     return Cache(3, 2, 4, block_size=block_size, num_blocks=num_blocks, dtype=dtype, device=CPU)
 
 

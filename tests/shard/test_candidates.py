@@ -1,4 +1,4 @@
-"""The candidates against a plain sort, in vocabularies with and without blocks, and with many equal logits."""
+"""Candidates compared with a full sort, for vocabularies with and without blocks, and with many equal logits."""
 
 import pytest
 import torch
@@ -9,10 +9,10 @@ from torch import Tensor
 from shard.candidates import FEW, MANY, Candidates, Finder, all_of
 from tests.shard.asking import random_logits
 
-# Less than is looked at, one more, without blocks enough to choose from, whole blocks, and some left over.
+# Fewer tokens than candidates, one more, too few blocks to choose from, whole blocks, and a remainder.
 SIZES = [50, 66, 1000, 128 * 70, 128 * 70 + 40]
 
-# Between all equal and none, with the border among equal ones.
+# From no equal logits to all equal, with cut-offs among equal ones.
 rounding = some.sampled_from([0.01, 0.3, 1.0, 3.0, 100.0])
 
 

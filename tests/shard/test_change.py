@@ -1,4 +1,4 @@
-"""What a ledger does not take, and that it has changed nothing then."""
+"""Messages that a ledger rejects without changing its state."""
 
 from copy import deepcopy
 from typing import Any
@@ -10,7 +10,7 @@ from shard.pb import shard_pb2 as pb
 from tests.shard.books import PROMPT, SHORT, do, new_ledger
 from tests.shard.messages import Row, chunks, concat, decode, filtered, grants, join, keep, prefill
 
-# Messages that a ledger with sequences 7 and 8 in batch 1 and 30 in batch 3 does not take.
+# Messages that a ledger with sequences 7 and 8 in batch 1 and 30 in batch 3 rejects.
 REFUSED = {
     "the sequence is here already": prefill(1, Row(7, SHORT, [9])),
     "the sequence is here already, in another batch": prefill(2, Row(7, SHORT, [9])),
@@ -90,7 +90,7 @@ MALFORMED = {
 
 
 def refuses(ledger: Ledger, message: Any, error: type[Exception]) -> None:
-    """Whatever is refused has changed nothing."""
+    """Assert that the ledger rejects the message with `error` and changes nothing."""
     do(ledger, prefill(1, Row(7, SHORT, [0]), Row(8, PROMPT, [1, 2]), run=[(7, 0, 3), (8, 0, 16)]))
     do(ledger, prefill(3, Row(30, PROMPT, [5, 6]), run=[(30, 0, 1)]))
     before = deepcopy((ledger.batches, ledger.sequences, vars(ledger.blocks)))

@@ -1,4 +1,4 @@
-"""What few candidates decide is what the whole vocabulary decides, to the last bit."""
+"""A choice decided by a few candidates is bit-identical to the choice from the whole vocabulary."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ plain = Sampling(temperature=1.0)
 
 @some.composite
 def rows(draw: Any) -> Tensor:
-    """From flat to sharp, with and without equal logits, with and without tokens that cannot be chosen."""
+    """Draw a row of logits, flat to sharp, with or without equal logits, with or without masked tokens."""
     size = draw(some.sampled_from([40, 65, 300, 9000]))
     logits = random_logits(1, size, draw(some.integers(0, 99)), draw(some.sampled_from([0.0, 0.1, 1.0, 3.0, 10.0])))
     if step := draw(some.sampled_from([0.0, 0.0, 0.5, 2.0])):

@@ -1,4 +1,4 @@
-"""The laws are stated in bits: `torch.equal`, never closeness, but for the comparison with the reference."""
+"""Exactness of CPU attention: results are compared by `torch.equal`, except with the reference backend."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -37,7 +37,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is gathered
+# Gathered lengths
 
 
 @pytest.mark.parametrize(("num_places", "length"), [
@@ -104,7 +104,7 @@ def test_under_a_window_all_tokens_of_a_piece_gather_the_same_places(window: int
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What comes of it
+# Results
 
 parts = st.lists(st.tuples(st.sampled_from([0, 30, 60, 120, 500]), st.integers(1, 80)), min_size=1, max_size=3)
 
@@ -113,7 +113,7 @@ parts = st.lists(st.tuples(st.sampled_from([0, 30, 60, 120, 500]), st.integers(1
 @settings(max_examples=20)
 @given(st.integers(0, 2**32), st.sampled_from(DTYPES), st.sampled_from([(1, 1), (2, 7), (1, 8), (2, 24)]), parts, parts,
        st.sampled_from(VARIANTS))
-def test_it_agrees_with_the_reference(  # noqa: PLR0917 - what is drawn
+def test_it_agrees_with_the_reference(  # noqa: PLR0917 - drawn arguments
         seed: int, dtype: torch.dtype, heads: tuple[int, int], decodes: list[tuple[int, int]],
         chunks: list[tuple[int, int]], variant: Variant) -> None:
     results = []
@@ -126,7 +126,7 @@ def test_it_agrees_with_the_reference(  # noqa: PLR0917 - what is drawn
 
 
 def filled(scene: Scene, length: int, end: int | None = None) -> Part:
-    """With its first places in the cache, all but the last unless it is said."""
+    """Return a part whose first `end` tokens are in the cache; by default, all but the last."""
     part = scene.part(length)
     scene.write(part, 0, length - 1 if end is None else end)
     return part
@@ -168,7 +168,7 @@ def test_layers_share_a_plan() -> None:
 
 
 def one_by_one(scene: Scene, part: Part, start: int, end: int) -> Tensor:
-    """Every token decoded alone."""
+    """Decode every token alone and return the results."""
     scene.write(part, 0, start)
     return torch.cat([scene.step([(part, position)])[0] for position in range(start, end)])
 
@@ -180,8 +180,8 @@ def one_by_one(scene: Scene, part: Part, start: int, end: int) -> Tensor:
     *((border, PLAIN) for border in BORDERS), (64, VARIANTS[3]), (256, VARIANTS[4]), (576, VARIANTS[1]),
     (832, VARIANTS[2])], ids=str)
 def test_every_way_to_cut_a_prompt_gives_the_same_bits(border: int, variant: Variant, dtype: torch.dtype) -> None:
-    """In its last tokens, which cross a border of the gathered length or of where gathering begins; those before come
-    from the prefix cache."""
+    """The last tokens are cut, across a change of the gathered length or of where gathering begins; the tokens before
+    them come from the prefix cache."""
     scene, start, end = Scene(group=7, dtype=dtype, variant=variant), border - 3, border + 2
     part = scene.part(end)
     expected = one_by_one(scene, part, start, end)
@@ -196,8 +196,8 @@ def test_every_way_to_cut_a_prompt_gives_the_same_bits(border: int, variant: Var
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), scenes(), st.sampled_from([0, *BORDERS]))
 def test_company_and_chunking_change_no_bit(data: st.DataObject, scene: Scene, border: int) -> None:
-    """A sequence alone, and then in random steps beside random others, some of them not finite, in a cache where all
-    that is nobody's is not a number."""
+    """Compare a sequence run alone with random steps beside other sequences, some of them non-finite, in a cache whose
+    unowned slots are NaN."""
     start = max(0, border - data.draw(st.integers(0, 20)))
     part = scene.part(start + data.draw(st.integers(1, 30)))
     expected = one_by_one(scene, part, start, part.length)
@@ -236,13 +236,13 @@ def chunk_of(draw: st.DrawFn, others: list[Part]) -> Run:
 
 
 def draw_ends(draw: st.DrawFn, start: int, end: int) -> list[int]:
-    """Of chunks, the first start included."""
+    """Draw the ends of chunks, preceded by the first start."""
     inner = draw(st.sets(st.integers(start + 1, end - 1), max_size=6)) if end > start + 1 else set()
     return [start, *sorted(inner), end]
 
 
 def test_what_is_not_a_number_elsewhere_reaches_no_row() -> None:
-    """In all blocks but its own and the zero block: those of others, free ones, the scratch block."""
+    """All blocks but the sequence's own and the zero block are NaN: those of others, free ones, the scratch block."""
     scene = Scene()
     part = scene.part(100)
     expected = torch.cat(scene.step(chunks=[(part, 0, 100)]))

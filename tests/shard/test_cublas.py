@@ -1,4 +1,4 @@
-"""What cuBLAS is told is what torch takes; whether it is enough only a card can say."""
+"""The cuBLAS settings are accepted by torch; only a test on a GPU can show whether they suffice."""
 
 import os
 
@@ -10,13 +10,13 @@ from shard.config import ShardConfig
 
 
 class Told:
-    """In place of torch's settings, of which some need a card."""
+    """Stand-in for torch's settings, some of which need a GPU."""
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     for name in cublas.ROOM:
-        monkeypatch.setenv(name, "")  # what it was is set again behind the test
+        monkeypatch.setenv(name, "")  # so that the old value is restored after the test
     told = Told()
     monkeypatch.setattr(torch.backends.cuda, "matmul", told)
     monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda name: setattr(told, "library", name))

@@ -1,4 +1,4 @@
-"""What an adapter_config.json asks for is honoured, or refused by name."""
+"""Every field of an adapter_config.json is honoured, or rejected by name."""
 
 import json
 from pathlib import Path

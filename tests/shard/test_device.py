@@ -82,7 +82,7 @@ SENT = st.lists(st.integers(1, 99), max_size=7)
 
 @given(st.lists(st.tuples(SENT, SENT, SENT), max_size=4), st.sampled_from([0, 3, 4096]))
 def test_what_was_sent_last_stands_where_each_list_begins(sendings: list[tuple[list[int], ...]], near: int) -> None:
-    """And behind its end something that stood there before, however many lists are copied at once."""
+    """Entries past the end of a list are stale values sent before, however many lists are copied at once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "NEAR", near)
         standing = Standing([7, 9, 7], torch.int32, torch.device("cpu"), [0, 100, 0])

@@ -9,7 +9,7 @@ from shard.given import Given
 from shard.models.encoder import EncoderConfig
 from tests.shard.encoders import agrees, agrees_shared
 
-DISTILBERT = {  # in the words of distilbert-base-uncased-finetuned-conll03-english
+DISTILBERT = {  # as published in distilbert-base-uncased-finetuned-conll03-english
     "activation": "gelu", "architectures": ["DistilBertForTokenClassification"], "attention_dropout": 0.1, "dim": 768,
     "dropout": 0.1, "finetuning_task": "ner", "hidden_dim": 3072, "id2label": {"0": "O", "1": "B-MISC"},
     "initializer_range": 0.02, "label2id": {"B-MISC": 1, "O": 0}, "max_position_embeddings": 512,

@@ -42,7 +42,7 @@ os._exit(9)
 
 
 def together(folder: Path, size: int, call: Callable[[Group], Any]) -> list[Any]:
-    """What each rank's call returns or raises; every rank is a thread."""
+    """Return what `call` returns or raises on each rank; every rank is a thread."""
     outcomes: list[Any] = [None] * size
 
     def live(rank: int) -> None:
@@ -68,7 +68,7 @@ def part(rank: int, rows: int = 5, dtype: torch.dtype = torch.float32) -> torch.
 
 @contextmanager
 def peer(folder: Path, num_sums: int) -> Iterator[Group]:
-    """The group with a process as rank 1, which joins in so many sums and dies."""
+    """Yield the group of rank 0; rank 1 is a process that joins in `num_sums` sums and dies."""
     meeting_point = str(folder / "meeting")
     with subprocess.Popen([sys.executable, "-P", "-c", PEER, meeting_point, str(num_sums)]) as process:
         with closing(join(0, 2, "memory", meeting_point)) as group:
@@ -181,7 +181,7 @@ def test_whoever_waits_in_vain_for_a_rank_to_come_gets_an_error(tmp_path: Path, 
 
 @contextmanager
 def two(folder: Path) -> Iterator[list[Exchange]]:
-    """That wait for each other for a second."""
+    """Yield two exchanges that wait for each other for at most a second."""
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda rank: Exchange(rank, 2, str(folder / "meeting"), 1.0), range(2)))
     yield found

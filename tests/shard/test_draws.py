@@ -6,7 +6,7 @@ WORD = 2**64
 
 
 def splitmix(key: int, index: int) -> float:
-    """The published generator, in whole numbers."""
+    """Return a draw of the published SplitMix64 generator, in integer arithmetic."""
     word = (key + index * 0x9E3779B97F4A7C15) % WORD
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % WORD
     word = (word ^ word >> 27) * 0x94D049BB133111EB % WORD

@@ -1,4 +1,4 @@
-"""A model that generates tells of a text what its last token knows, in any company, and keeps nothing of it."""
+"""A decoder embeds a text as the last token's hidden state, the same in any batch, and keeps no state."""
 
 from functools import partial
 from pathlib import Path
@@ -27,15 +27,15 @@ from tests.shard.forward import CPU, read_model
 from tests.shard.messages import WARMUP, embed, vectors_of
 from tests.shard.side_by_side import side_by_side
 
-POISON = 500  # a token whose embedding is not a number
-SOME = ("llama", "gemma3")  # one that sees all, one with windows
+POISON = 500  # a token whose embedding is NaN
+SOME = ("llama", "gemma3")  # full attention, and sliding windows
 NAMES = [pytest.param(name, marks=() if name in SOME else pytest.mark.long) for name in FAMILIES]
 
 
 def made(folder: Path, group: Group, *, width: int = 64, poison: bool = False) -> Embedder:
     model = read_model(folder, torch.float32, group)
     if poison:
-        model.embedding.weight[POISON] = torch.nan  # type: ignore[attr-defined]  # only tests know which it is
+        model.embedding.weight[POISON] = torch.nan  # type: ignore[attr-defined]  # tests know the concrete class
     config = model.config
     attention = make_attention("cpu", config.num_heads // group.size, model.num_kv_heads, config.head_dim,
                                Variant(config.scale, config.softcap, config.windows))

@@ -1,4 +1,4 @@
-"""What encoders have in common: where tokens stand, and what is refused."""
+"""Behaviour common to all encoders: token positions, ranks, int8 weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The gate of encoders: it lets through what keeps its bits, and names what does not."""
+"""Exactness gate of encoders: it passes exact models and names the difference in others."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""From settings to an encoder that runs: what is told on the way, and what is refused before much is done."""
+"""Loading an encoder: reported progress, the resulting embeddings, and rejected configurations."""
 
 import json
 import shutil

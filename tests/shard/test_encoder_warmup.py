@@ -1,4 +1,4 @@
-"""What is measured before an encoder serves."""
+"""Steps measured during the warm-up of an encoder."""
 
 from collections.abc import Sequence
 from math import inf
@@ -37,4 +37,4 @@ def test_whatever_is_brief_is_run_twice() -> None:
         runs.append(len(texts))
 
     TextRehearsal(run, Sizes(1, 16, 16), Alone(), inf).measure()
-    assert len(runs) in {2, 3, 4}  # a machine may be too busy to be brief
+    assert len(runs) in {2, 3, 4}  # a run on a busy machine may be too slow to be repeated

@@ -1,4 +1,4 @@
-"""The worker with an encoder: what it says of itself, how it warms up, adapters, a failure of one of several ranks."""
+"""The worker with an encoder: warm-up, adapters, ranks, and a failing step on one of several ranks."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def adapted(base: Path, target: Path, **more: Any) -> PeftModel:
-    """And saved as an adapter."""
+    """Return the model with a random LoRA adapter, and save the adapter to `target`."""
     with unwarned():
         model = AutoModel.from_pretrained(base, **more)
         model = get_peft_model(model, LoraConfig(target_modules=["query", "value", "dense"])).eval()

@@ -1,4 +1,4 @@
-"""What is told of a text does not depend on its company, to the last bit, and is what transformers makes of it."""
+"""Embeddings and labels of a text agree with transformers and are bit-identical in any batch."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tests.shard.encoders import TEXTS, encoding, read_model, text
 
 DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
     not can_pack(torch.bfloat16), reason="not packed on this processor"))]
-POISON = 500  # a token whose embedding is not a number
+POISON = 500  # a token whose embedding is NaN
 
 
 @pytest.fixture(scope="module", params=ENCODERS)
@@ -36,7 +36,7 @@ def made(folder: Path, dtype: torch.dtype = torch.float32, kind: str = "mean") -
 
 
 def padded(texts: list[Text]) -> dict[str, torch.Tensor]:
-    """As others run them."""
+    """Return the texts as one padded batch with an attention mask, as other servers run them."""
     longest = max(len(each.tokens) for each in texts)
     rows = [each.tokens + [1] * (longest - len(each.tokens)) for each in texts]
     masks = [[1] * len(each.tokens) + [0] * (longest - len(each.tokens)) for each in texts]
@@ -64,7 +64,7 @@ def test_labels_are_the_same_alone_and_in_company(labelling: Path, dtype: torch.
 @settings(max_examples=40, deadline=None)
 @given(lengths=st.lists(st.integers(1, 160), min_size=1, max_size=8), data=st.data())
 def test_any_company_will_do(tmp_path_factory: pytest.TempPathFactory, lengths: list[int], data: Any) -> None:
-    """Sizes that fill no vector of the processor."""
+    """The model's sizes are no multiples of the processor's vector width."""
     folder = tiny_encoder(tmp_path_factory.getbasetemp(), "bert", hidden_size=60, intermediate_size=131)
     runs, texts = made(folder), [text(length) for length in lengths]
     place = data.draw(st.integers(0, len(texts) - 1))
@@ -98,7 +98,7 @@ def test_labels_and_scores_are_those_of_transformers(labelling: Path) -> None:
 def test_a_text_that_is_no_number_fails_alone(
         tmp_path_factory: pytest.TempPathFactory, place: int, labels: bool) -> None:
     model = read_model(tiny_encoder(tmp_path_factory.getbasetemp(), "bert", labels=labels), torch.float32, Alone())
-    model.embedding._words.weight[POISON] = torch.nan  # type: ignore[attr-defined]  # only tests know which it is
+    model.embedding._words.weight[POISON] = torch.nan  # type: ignore[attr-defined]  # tests know the concrete class
     runs = encoding(model)
     tell = runs.labels if labels else runs.vectors
     poisoned = text(20)

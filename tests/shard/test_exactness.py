@@ -1,4 +1,4 @@
-"""The gate at start: it lets through what keeps its bits, and names what does not."""
+"""Exactness gate at startup: it passes exact models and names the difference in others."""
 
 from collections.abc import Callable
 from functools import partial
@@ -43,7 +43,7 @@ def gate(layer: Decoder, attention: Attention | None = None, look: Look = BRIEF)
 
 
 def spoiled(product: Callable[[Any, Tensor], Tensor], self: Any, x: Tensor, most: int = 20) -> Tensor:
-    """As if a library took another way for more rows."""
+    """Change the bits of the product above `most` rows, as if a library used another algorithm there."""
     y = product(self, x)
     return y if len(x) <= most else y.nextafter(torch.tensor(torch.inf))
 
@@ -86,7 +86,7 @@ def test_a_logprob_that_depends_on_where_its_row_lies_is_found(layer: Decoder, m
 
 def test_a_rank_that_finds_a_difference_goes_on_with_those_that_do_not(
         layer: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the first has logits."""
+    """Only rank 0 has logits, so only rank 0 finds this difference; it must still run every case."""
     original, count = Decoder.hidden, 0
 
     def counted(*given: Any) -> Tensor:
@@ -125,7 +125,7 @@ def test_a_verdict_is_found_out_once(layer: Decoder, tmp_path: Path) -> None:
 
 def test_who_demands_exactness_and_cannot_have_it_is_told_why(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "machine.json")
-    for _ in range(2):  # found out, and remembered
+    for _ in range(2):  # measured, then read from the file
         with pytest.raises(ValueError, match="--exact cannot be kept here: something differs"):
             examine(lambda: "something differs", Alone(), kept, "key", demanded=True)
     assert examine(lambda: "", Alone(), kept, "another", demanded=True) == ""

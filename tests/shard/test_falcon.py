@@ -14,7 +14,7 @@ from shard.models.falcon import FalconConfig
 from tests.shard.forward import agrees, agrees_shared, outcomes
 from tests.shard.republished import republished
 
-FALCON_7B = {  # in the words of tiiuae/falcon-7b
+FALCON_7B = {  # as published in tiiuae/falcon-7b
     "alibi": False, "apply_residual_connection_post_layernorm": False, "architectures": ["FalconForCausalLM"],
     "attention_dropout": 0.0, "bias": False, "bos_token_id": 11, "eos_token_id": 11, "hidden_dropout": 0.0,
     "hidden_size": 4544, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05, "model_type": "falcon",
@@ -107,7 +107,7 @@ def test_ranks_that_cannot_share_71_heads_are_refused() -> None:
 
 @pytest.mark.slow
 def test_a_head_that_is_stored_twice_is_read_once(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    """As the files of 7B have it."""
+    """The files of Falcon 7B store the head although it is tied to the embedding."""
     extra = {f"transformer.h.{layer}.self_attention.rotary_emb.inv_freq": torch.ones(8) for layer in range(2)}
     plain = tiny_checkpoint(tmp_path_factory.getbasetemp(), "falcon")
     older = republished(plain, tmp_path / "older", extra=extra | {"lm_head.weight": torch.zeros(512, 64)})

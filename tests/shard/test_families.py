@@ -1,6 +1,6 @@
-"""Every family of models, one like the other: the promise of the same bytes is kept, and the text is transformers'.
+"""Same bytes in any batch, and transformers' greedy text, for every model family.
 
-One history of each here; long ones, and more of what may happen to a request, are in `make test-long`.
+One short history per family runs here; `make test-long` adds long random histories.
 """
 
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ from tests.shard.histories import histories, relaxed
 
 DTYPES = [pytest.param(torch.float32, marks=pytest.mark.long), pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
     not can_pack(torch.bfloat16), reason="not packed on this processor"))]
-ELSEWHERE = ("llama", "qwen2", "qwen3")  # whose tests in `test_worker.py` and `test_same_bytes.py` are always run
-SHARED = ("falcon", "gpt2", "qwen3_moe", "gemma3", "phi3")  # which ranks share in ways of their own
+ELSEWHERE = ("llama", "qwen2", "qwen3")  # always tested in `test_worker.py` and `test_same_bytes.py`
+SHARED = ("falcon", "gpt2", "qwen3_moe", "gemma3", "phi3")  # with tensor-parallel layouts of their own
 NAMES = [pytest.param(name, marks=pytest.mark.long if name in ELSEWHERE else ()) for name in FAMILIES]
 CASES = [pytest.param(name, ranks, marks=() if often else pytest.mark.long, id=f"{name} on {ranks}")
          for name in FAMILIES
@@ -41,11 +41,11 @@ def ask(length: int, **more: Any) -> Request:
     return Request(f"{length}", tuple(PROMPT[:length]), 8, key=length, **more)
 
 
-# Prompts are cut at 48 tokens, some of them beside decodes.
+# Prompts are chunked at 48 tokens; some chunks run beside decodes.
 HISTORY = [Thread(ask(33, sampling=DRAWN)), Thread(ask(70, prompt_logprobs=True)), Thread(ask(2), arrival=2),
            Thread(ask(100, sampling=DRAWN), arrival=3)]
 SCHEDULE = {"max_batch_prefill_tokens": 48, "look_ahead": 2}
-SHORT = HISTORY[1:3]  # for several ranks, whose steps take long
+SHORT = HISTORY[1:3]  # for several ranks, whose steps are slow
 
 
 @pytest.fixture(params=NAMES)
@@ -83,7 +83,7 @@ def test_the_gate_finds_every_layer_exact(folder: Path, dtype: torch.dtype) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(("folder", "ranks"), CASES, indirect=["folder"])
 def test_company_does_not_matter_and_greedy_text_is_transformers(loom: Loom, folder: Path) -> None:
-    """Here the gate looked at a layer of each kind."""
+    """The loom's exactness gate has checked a layer of each kind."""
     oracle, history = AutoModelForCausalLM.from_pretrained(folder), SHORT if len(loom.workers) > 1 else HISTORY
     for thread, heard in zip(history, loom.compare(history, losses=(5,), **SCHEDULE), strict=True):
         prompt, sampling = thread.request.prompt, thread.request.sampling

@@ -1,4 +1,4 @@
-"""Each filter against that of transformers, and the draw against chance."""
+"""Filters compared with those of transformers, and draws with their probabilities."""
 
 from typing import Any
 
@@ -126,7 +126,7 @@ def test_a_draw_beyond_the_candidates_is_not_decided() -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 3, 64, 65, 4097])
 def test_sums_up_to_each_place_are_the_same_by_doubling(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where devices are not what they say: whole numbers, so that every order is exact."""
+    """Force the doubling algorithm; the values are integers, so that every order of addition is exact."""
     values = torch.randint(0, 99, (3, width), generator=torch.Generator().manual_seed(width)).double()
     expected = values.cumsum(-1)
     monkeypatch.setattr(filters, "SEQUENTIAL", ())

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 from unwritten import poison_memory
 
-pytest.importorskip("triton")  # which comes for Linux only
+pytest.importorskip("triton")  # published for Linux only
 
 from shard.cache import Cache
 from shard.layers import fused, norm, parallel, rotary
@@ -33,7 +33,7 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU."""
+    """Let the layers use the kernels, as on a GPU."""
     for module in (norm, parallel, rotary):
         monkeypatch.setattr(module, "kernels", lambda device: fused)
     monkeypatch.setattr(parallel, "packs", lambda dtype, device: False)
@@ -86,7 +86,7 @@ def entered(turn: Turn, heads: Tensor, head_norm: HeadNorm | None, slots: Tensor
 @given(share=st.sampled_from([1.0, 0.5, 0.25]), tokens=st.integers(1, 5),
        head_dim=st.sampled_from([16, 48, 64, 128, 256]), seed=SEEDS)
 @settings(max_examples=8)
-def test_all_enters_attention_as_it_does_step_by_step(  # noqa: PLR0917 - what is drawn
+def test_all_enters_attention_as_it_does_step_by_step(  # noqa: PLR0917 - drawn arguments
         make: type[RMSNorm] | None, dtype: torch.dtype, neighbours: bool, share: float, tokens: int, head_dim: int,
         seed: int) -> None:
     torch.manual_seed(seed)

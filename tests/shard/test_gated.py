@@ -1,7 +1,8 @@
-"""Why there are two kinds. One core of an EPYC without AVX-512, 896 -> 2 * 4864 in float32, the least of 25
-interleaved rounds, microseconds at 2, 8, 32 and 128 rows (November 2026): one product with the exact activation behind
-it 3045, 6224, 9599 and 31790; two products with the activation on their way 3137, 6549, 11082 and 37003; one product
-with torch's own activation, which is not exact, 2949, 6031, 9513 and 31429. In bfloat16 the first would round between.
+"""Gated linears. Times that explain why there are two classes: one core of an EPYC without AVX-512, 896 -> 2 * 4864 in
+float32, minimum of 25 interleaved rounds, microseconds at 2, 8, 32 and 128 rows (November 2026): one matmul followed by
+the exact activation 3045, 6224, 9599 and 31790; two matmuls with fused activation 3137, 6549, 11082 and 37003; one
+matmul with torch's own activation, which is not exact, 2949, 6031, 9513 and 31429. In bfloat16 the first would round
+before the activation.
 """
 
 from collections.abc import Callable
@@ -66,7 +67,7 @@ def test_the_product_is_gated_by_the_activation(kind: Kind) -> None:
     torch.manual_seed(0)
     given, rows = parameters(64, 43, kind.dtype), torch.randn(20, 64, dtype=kind.dtype)
     made = kind.make(*given)(rows)
-    # In float64: nothing is rounded before it is gated. In float32 a product of 64 may be wrong by some 5e-6.
+    # In float64, so that nothing is rounded before gating; in float32 a dot product of 64 may be off by some 5e-6.
     gate, up, gate_bias, up_bias, rows = (tensor.double() for tensor in (*given, rows))
     others = functional.linear(rows, up, up_bias)
     gated = TORCHS[kind.activation](functional.linear(rows, gate, gate_bias))

@@ -26,7 +26,7 @@ SIGHT = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "nu
 
 
 def seeing_checkpoint(folder: Path) -> Path:
-    """Of a model that also sees, with the text's part of the usual one."""
+    """Save a vision-language model whose text model is the usual tiny one, and return its folder."""
     text = Gemma3TextConfig(**SIZES | FAMILIES["gemma3"][2])
     model = Gemma3ForConditionalGeneration(Gemma3Config(
         text_config=text.to_dict(), vision_config=SiglipVisionConfig(**SIGHT).to_dict(), mm_tokens_per_image=1,

@@ -17,7 +17,7 @@ from tests.shard.side_by_side import Neighbour, Table
 
 
 def blocks(folder: Path, rank: int, size: int) -> list[range]:
-    """Of queries, keys and values, in heads."""
+    """Return a rank's ranges of the fused query, key and value weight, in heads."""
     with Weights(folder, torch.float32, torch.device("cpu")) as weights:
         source = Source(read_config(folder), weights, Neighbour(rank, size, Table(size)))
         parts = grouped_parts(source, "query_key_value", bias=False)
@@ -49,7 +49,7 @@ def test_groups_may_be_of_one_query(
 
 
 class Counting(Alone):
-    """A group that knows how often it summed."""
+    """Single-rank group that counts its sums."""
 
     num_sums = 0
 

@@ -12,7 +12,7 @@ from shard.models.gpt2 import Gpt2Config
 from tests.shard.forward import agrees, agrees_shared, outcomes
 from tests.shard.republished import republished
 
-GPT2 = {  # in the words of openai-community/gpt2
+GPT2 = {  # as published in openai-community/gpt2
     "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1, "bos_token_id": 50256,
     "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
     "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024,

@@ -13,7 +13,7 @@ from shard.models.gpt import GptConfig
 from tests.shard.forward import agrees, agrees_shared, outcomes
 from tests.shard.republished import republished
 
-PYTHIA = {  # in the words of EleutherAI/pythia-160m
+PYTHIA = {  # as published in EleutherAI/pythia-160m
     "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
     "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-05,
     "max_position_embeddings": 2048, "model_type": "gpt_neox", "num_attention_heads": 12, "num_hidden_layers": 12,

@@ -1,4 +1,4 @@
-"""Tests of shard/grammar.py, and of rows with and without a grammar side by side."""
+"""Tests of shard/grammar.py, and of batches that mix rows with and without a grammar."""
 
 import json
 import re
@@ -131,7 +131,7 @@ def test_logits_may_be_narrower_or_wider_than_the_vocabulary(size: int) -> None:
 
 
 def prefixing() -> str:
-    """A tokenizer that puts a blank before every text, so that forced text comes back with one."""
+    """Return a tokenizer that prefixes every text with a space, so that forced text is encoded with one."""
     tokenizer = Tokenizer.from_str(byte_tokenizer().origin)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     return tokenizer.to_str()
@@ -164,7 +164,7 @@ def test_a_folder_without_a_tokenizer_that_can_be_used_has_no_grammars(tmp_path:
     assert read_grammars(tmp_path, SIZE) is not None
 
 
-# -- choosing
+# -- sampling
 
 
 def choose(grammars: Grammars, logits: torch.Tensor, *sequences: Sequence) -> Chosen:
@@ -222,7 +222,7 @@ SCHEMA = {"type": "object", "required": ["kind", "count", "tags"], "additionalPr
     "kind": {"enum": ["warp", "weft"]}, "count": {"type": "integer", "minimum": 0, "maximum": 99},
     "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}}}
 REGEX = r"[a-z]{1,5}-[0-9]{2}"
-# Without blanks, of which a model that knows nothing likes to write many.
+# No flexible whitespace: an untrained model tends to generate much of it.
 SOURCES = {1: PATTERN(REGEX), 2: LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_flexible": False})}
 
 
@@ -254,8 +254,8 @@ def check_text(text: str, number: int) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_with_grammars_beside_them_others_keep_their_bits_and_answers_fit(folder: Path, ranks: int) -> None:
-    """24 of 32, through yields and a loss, in both policies. All of those without, and some of those with one, are
-    asked again alone."""
+    """24 of 32 requests have a grammar; there are preemptions and a loss, in both policies. All requests without a
+    grammar, and some with one, are compared with a run alone."""
     pattern = list(islice(cycle([None, Resource("grammar", 1), Resource("grammar", 2), Resource("grammar", 2)]), 32))
     everyone = requests(32, pattern.__getitem__)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

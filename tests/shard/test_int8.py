@@ -17,7 +17,7 @@ WEIGHT = torch.tensor([[1.0, -2.54, 0.1], [0.0, 0.0, 0.0], [3e-3, 1e-3, -3e-3]])
 
 
 def rounded(weight: Tensor) -> Tensor:
-    """The numbers that are left."""
+    """Return the weights after rounding to int8 with one scale per row."""
     scale = weight.abs().amax(1, keepdim=True) / 127
     return torch.where(scale > 0, (weight / scale).round() * scale, weight)
 

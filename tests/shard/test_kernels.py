@@ -1,4 +1,4 @@
-"""Every kernel compiles for GPUs, which takes no GPU."""
+"""Every kernel compiles for GPUs; compiling needs no GPU."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-pytest.importorskip("triton")  # which comes for Linux only
+pytest.importorskip("triton")  # published for Linux only
 
 from shard.adapters.work import ENTRY, ROWS
 from shard.attention import triton_paged
@@ -36,7 +36,7 @@ Job = tuple[str, str, dict[str, str], dict[str, Any], dict[str, int]]
 
 
 class Heads(NamedTuple):
-    """Of a model, and what its attention is told."""
+    """Head layout of a model, and the parameters of its attention."""
 
     head_dim: int
     group: int

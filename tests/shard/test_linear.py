@@ -86,7 +86,7 @@ def test_nothing_is_packed_for_other_devices() -> None:
 @pytest.mark.parametrize(("outputs", "inputs"), [(9728, 896), (4864, 896), (896, 4864), (2048, 2048)])
 def test_rows_of_wide_products_have_the_same_bits_in_any_company(
         dtype: torch.dtype, outputs: int, inputs: int) -> None:
-    """On processors with AMX products of more than 32 rows in bfloat16 had others."""
+    """On processors with AMX, bfloat16 matmuls of more than 32 rows had other bits."""
     torch.manual_seed(0)
     linear, rows = make_linear(torch.randn(outputs, inputs, dtype=dtype)), torch.randn(300, inputs, dtype=dtype)
     expected = torch.cat([linear(row[None]) for row in rows])
@@ -97,5 +97,5 @@ def test_rows_of_wide_products_have_the_same_bits_in_any_company(
 
 @pytest.mark.slow
 def test_so_have_rows_of_large_products_without_newer_units() -> None:
-    """With AVX and no AVX2 each row of a product in float32 had others from 384 rows on."""
+    """With AVX but no AVX2, every row of a float32 matmul had other bits from 384 rows on."""
     subprocess.run([sys.executable, "-P", "-c", OLDER], check=True, env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX"})

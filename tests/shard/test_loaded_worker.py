@@ -1,4 +1,4 @@
-"""What the workers with a model have in common, whatever the model."""
+"""Behaviour common to all workers that load a model."""
 
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ LIMITS = Limits(512, 1024, 1, mixed_steps=True, wanted=frozenset({pb.VECTORS}))
 
 
 class Wardrobe:
-    """What it holds, by number."""
+    """Fake adapter registry."""
 
     def __init__(self, *, is_open: bool = True) -> None:
         self.is_open = is_open
         self.adapters: dict[int, Path] = {}
-        self.num_threads = 0  # with which the last was loaded
+        self.num_threads = 0  # of torch, during the last load
 
     def load(self, number: int, folder: Path) -> int:
         self.num_threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""From settings to a model that runs: what is told on the way, and what is refused before much is done."""
+"""Loading a model: reported progress, and configurations that are rejected early."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""How the processes of a server log: a process of its own that says several things, in text and as JSON."""
+"""Logs of a server's processes, as text and as JSON, written by a child process."""
 
 import json
 import logging

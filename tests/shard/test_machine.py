@@ -1,4 +1,4 @@
-"""What is remembered of a machine: in a file, for one build and one shape."""
+"""File cache of startup probes, for one build and one model shape."""
 
 from importlib.metadata import version
 from pathlib import Path

@@ -178,7 +178,7 @@ def test_a_step_for_which_there_is_no_memory_says_so(error: Exception, reason: s
 
 
 def test_so_does_one_whose_error_came_on_top_of_that() -> None:
-    """As where a CUDA graph is captured."""
+    """Capturing a CUDA graph raises such an error."""
     def fail() -> None:
         try:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")

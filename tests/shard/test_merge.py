@@ -1,4 +1,4 @@
-"""Merged adapters are those that peft's `add_weighted_adapter` makes, on disk, in the shard and in peft."""
+"""Merged adapters equal those of peft's `add_weighted_adapter`: on disk, in the shard and in peft."""
 
 import json
 import subprocess
@@ -54,7 +54,7 @@ def adapters(base: Path, *configs: Config) -> list[Path]:
 
 
 def words(folders: list[Path], into: Path, /, **changes: Any) -> str:
-    """An order to merge; a change to None leaves a word out."""
+    """Return a merge request as JSON; a change to None leaves a key out."""
     weights = [0.7, 0.3, -0.4][:len(folders)]
     usual = {"folders": list(map(str, folders)), "weights": weights, "strategy": "linear", "density": 0.5,
              "sign": "total", "seed": SEED, "into": str(into)}
@@ -67,7 +67,7 @@ def merged(folders: list[Path], into: Path, /, **changes: Any) -> Tensors:
 
 
 def refusal(folders: list[Path], into: Path, /, **changes: Any) -> str:
-    with pytest.raises(ValueError) as complaint:  # noqa: PT011 - the text is what is looked at
+    with pytest.raises(ValueError) as complaint:  # noqa: PT011 - callers check the text
         merge.merge(merge.read_order(words(folders, into, **changes)))
     return str(complaint.value)
 
@@ -86,7 +86,7 @@ def by_peft(base: Path, folders: list[Path], weights: list[float], **how: Any) -
 
 
 def seed_behind(model: Any) -> None:
-    """A new adapter's own start is drawn as well, and that has no part in what is merged."""
+    """Seed after a new adapter's random initialisation, which must not affect the draws of the merge."""
     inject = model.inject_adapter
 
     def inject_and_seed(*arguments: Any) -> None:
@@ -135,14 +135,14 @@ def test_the_tensors_are_those_of_peft(base: Path, into: Path, configs: list[Con
 @pytest.mark.parametrize("strategy", ["dare_linear", "dare_ties"])
 def test_what_is_drawn_is_what_peft_draws_from_the_same_seed(
         base: Path, into: Path, strategy: str, density: float) -> None:
-    """Of one kind of module, since peft goes through a model and not by names."""
+    """Only one kind of module: peft draws in the order of the model's modules, not of their names."""
     folders, weights = adapters(base, *[{"r": 4, "target_modules": ["up_proj"]}] * 3), [0.7, -0.4, 1.3]
     found = merged(folders, into, weights=weights, strategy=strategy, density=density)
     same(found, tensors_of(by_peft(base, folders, weights, combination_type=strategy, density=density)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What came out, at work
+# Merged adapters in use
 
 
 def logits(model: torch.nn.Module) -> Tensor:
@@ -171,7 +171,7 @@ def test_peft_and_the_shard_go_by_it_as_by_peft_s_own(base: Path, into: Path, na
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 def test_layers_that_the_first_adapter_leaves_alone_are_not_lost(base: Path, into: Path, first: int) -> None:
-    """As peft takes `layers_to_transform` from the first."""
+    """peft takes `layers_to_transform` from the first adapter and loses the layers of the other."""
     folders = adapters(base, *({"r": 4, "target_modules": ["q_proj"], "layers_to_transform": [layer]}
                                for layer in (first, 1 - first)))
     found = merged(folders, into, weights=[0.5, 0.5])
@@ -190,7 +190,7 @@ def test_modules_that_the_first_adapter_excludes_are_not_lost(base: Path, into: 
 
 @pytest.mark.slow
 def test_a_scale_is_applied_once_where_the_first_adapter_is_rank_stabilised(base: Path, into: Path) -> None:
-    """For peft the order matters: what the first is, the merged one is as well."""
+    """In peft the order matters: the merged adapter is rank-stabilised if the first one is."""
     folders = adapters(base, SOME | {"use_rslora": True, "lora_alpha": 5}, SOME)
     merged(folders, into, weights=[0.7, 0.3])
     oracle = by_peft(base, folders[::-1], [0.3, 0.7], combination_type="linear")
@@ -198,7 +198,7 @@ def test_a_scale_is_applied_once_where_the_first_adapter_is_rank_stabilised(base
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is written
+# Written files
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -261,7 +261,7 @@ def test_adapters_whose_models_were_wrapped_otherwise_go_together(pair: list[Pat
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is refused
+# Rejected requests
 
 
 def rewrite(folder: Path, change: Callable[[Tensors], object]) -> None:
@@ -407,7 +407,7 @@ def test_the_program_says_what_is_wrong_in_a_line(
 
 @pytest.mark.slow
 def test_a_disk_that_takes_no_more_is_a_line(pair: list[Path], into: Path) -> None:
-    """Files may have a kilobyte or two there."""
+    """`ulimit -f 2` limits files to one or two KiB, depending on the shell."""
     code, out, said = run(words(pair, into), "sh", "-c", 'ulimit -f 2; exec "$@"', "sh")
     assert (code, out, said) == (1, "", f"{into / FILE} cannot be written: File too large\n")
 

@@ -1,4 +1,4 @@
-"""Matrices are merged as peft's own functions merge them; what is drawn is drawn from the same seed."""
+"""Matrices are merged as by peft's own functions, with the same random draws for the same seed."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ def drawn(count: int) -> list[Tensor]:
 
 
 def whole_numbers(count: int) -> list[Tensor]:
-    """Where many numbers are as large as others, zero, or cancel out."""
+    """Return matrices in which many values are equal, zero, or cancel out."""
     generator = Generator().manual_seed(count)
     return [torch.randint(-2, 3, (6, 40), generator=generator).float() for _ in range(count)]
 

@@ -45,7 +45,7 @@ def test_it_is_transformers_norm(dtype: torch.dtype, size: float) -> None:
     torch.testing.assert_close(RMSNorm(oracle.weight.data, 1e-5)(rows), oracle(rows).detach())
 
 
-# -- with a mean
+# -- LayerNorm
 
 
 @pytest.mark.slow

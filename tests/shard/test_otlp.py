@@ -1,4 +1,4 @@
-"""Spans over the wire, to a collector in this process."""
+"""Spans sent over gRPC to a collector in this process."""
 
 import logging
 import socket
@@ -24,7 +24,7 @@ MALFORMED = (
 
 
 def tell(sender: Sender, **headers: str) -> str:
-    """One request with two parts, and one of another process."""
+    """Record the span of a request with two children, and a child of another process."""
     span = sender.serve("chat demo", headers, 1_000)
     span.child("queue", 1_100, 1_200, {"weft.wait_reason": "blocks"})
     span.child("prefill", 1_200, 1_300, {})
@@ -37,7 +37,7 @@ def tell(sender: Sender, **headers: str) -> str:
 
 @pytest.fixture
 def sent() -> Any:
-    """What arrives of a request with these headers."""
+    """Function that sends the spans of a request with the given headers; it returns collector and traceparent."""
     def run(**headers: str) -> tuple[Collector, str]:
         troubles: list[str] = []
         with collecting() as (collector, address):
@@ -122,7 +122,7 @@ def test_a_collector_that_is_not_there_is_told_of_once(
     sender.close()
     (told,) = troubles
     assert "UNAVAILABLE" in told
-    assert caplog.records == []  # what the library says of it
+    assert caplog.records == []  # the library's own messages are suppressed
 
 
 def test_what_ails_the_collector_is_told_again_after_something_got_through() -> None:
@@ -141,7 +141,7 @@ def test_what_ails_the_collector_is_told_again_after_something_got_through() -> 
 
 
 def test_a_collector_that_does_not_answer_holds_nobody_up_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing comes to its end when its time is up, long before the collector's."""
+    """`close` returns after its own timeout, long before that of a call to the collector."""
     monkeypatch.setattr(otlp, "FAREWELL", 0.3)
     monkeypatch.setattr(otlp, "PATIENCE", 100.0)
     troubles: list[str] = []

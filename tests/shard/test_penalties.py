@@ -1,4 +1,4 @@
-"""Each change of the logits against the same thing written by others, or written out."""
+"""Logits processors compared with those of transformers, or with a plain formula."""
 
 from collections import Counter
 from typing import Any
@@ -15,7 +15,7 @@ PROMPT, OUTPUT = [3, 3, 5, 5, 5, 8], [5, 8, 8, 11]
 
 
 def processed(**sampling: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A row before and after."""
+    """Return a row of logits before and after processing."""
     logits = random_logits(1, 32)
     before = logits.clone()
     process(logits, [asking(prompt=PROMPT, output=OUTPUT, **sampling)])
@@ -94,7 +94,7 @@ def test_who_asks_for_nothing_keeps_nothing() -> None:
 
 
 def test_rows_of_different_lengths_do_not_touch_each_other() -> None:
-    """Where rows are padded to one length, token 0 counts as seen by the shorter ones."""
+    """If rows were padded to one length, token 0 would count as seen in the shorter ones."""
     def sequences() -> list[Sequence]:
         return [asking(prompt=[4] * 50, repetition_penalty=1.5, presence_penalty=0.5, output=[2]), asking(),
                 asking(prompt=[6], repetition_penalty=1.2, relative_frequency_penalty=1.0)]

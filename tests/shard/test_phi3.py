@@ -34,7 +34,7 @@ def test_hidden_states_and_logits_are_transformers(
 
 @pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
 def test_older_files_know_longrope_by_other_names(kind: str) -> None:
-    """A model that reaches twice as far as it did has the factors of long sequences for all of them."""
+    """A model with twice its original context uses the long factors for all sequences."""
     config = read(NAME, **OLDER | {"rope_scaling": {"type": kind, "long_factor": LONG, "short_factor": SHORT}})
     assert config.rotary == Rotary(
         "longrope", 10000.0, factor=2.0, original_positions=1024, amplitude=math.sqrt(1.1), share=0.75,

@@ -1,4 +1,4 @@
-"""What is chosen where the logits are is what the sampler chooses, to the last bit, or is told to be looked at."""
+"""Tokens chosen on the device are bit-identical to the sampler's, or their row is marked as not `fine`."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ shares = some.sampled_from([0.0, 0.0, 0.1, 0.5, 0.9, 1.0])
 
 
 def drawn_logits(seed: int, spread: float, step: float) -> Tensor:
-    """With and without equal ones."""
+    """Return random logits; unless `step` is 0 they are rounded to its multiples, so that some are equal."""
     logits = random_logits(ROWS, SIZE, seed, spread)
     return (logits / step).round() * step if step else logits
 
@@ -53,7 +53,7 @@ def found(picker: Picker, logits: Tensor, rows: list[Sequence]) -> Found:
 @given(sequences, numbers)
 def test_what_is_fine_is_what_the_sampler_says(picker: Picker, sampler: Sampler, rows: list[Sequence],
                                                logits: Tensor) -> None:
-    """Rows beyond those that are asked for may hold anything."""
+    """Rows beyond those of the sequences may hold anything."""
     rows = [sequence for sequence in rows if is_plain(sequence)]
     before = logits.clone()
     ours = found(picker, logits, rows)
@@ -80,7 +80,7 @@ def test_a_row_that_is_not_finite_is_not_fine(picker: Picker, spoiled: float, te
 
 
 def test_what_few_candidates_do_not_decide_is_not_fine(picker: Picker) -> None:
-    """Those that no filter narrows need no more of them."""
+    """Rows without a filter never need more candidates."""
     rows = [asking(temperature=1.0, top_p=0.9), asking(temperature=1.0, key=1), asking(temperature=1.0, top_k=64)]
     assert found(picker, random_logits(3, SIZE, 5, 0.1), rows).fine.tolist() == [False, True, True]
 

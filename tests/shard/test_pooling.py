@@ -1,4 +1,4 @@
-"""How an embedding comes of hidden states: as the folder asks, or refused by name."""
+"""Pooling of hidden states as configured in the model folder, or rejected by name."""
 
 import json
 from pathlib import Path

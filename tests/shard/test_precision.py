@@ -46,7 +46,7 @@ def test_float16_on_a_cpu_is_replaced_and_users_hear_of_it(asked: str, stored: t
 
 
 class Clock:
-    """Products that take as long as is said, by a clock that they move."""
+    """Fake clock that its products advance by the given seconds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **seconds: list[float]) -> None:
         self.now, self.seconds = 0.0, seconds
@@ -75,7 +75,7 @@ def test_a_packed_product_can_be_timed_here() -> None:
 
 
 class Rank:
-    """One of two: `others` is what the other one says."""
+    """Group of two ranks; `other` is the number that the other rank contributes."""
 
     def __init__(self, rank: int, other: int) -> None:
         self.rank, self.size, self.other = rank, 2, other

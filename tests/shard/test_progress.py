@@ -1,4 +1,4 @@
-"""How far a start has come, as others read it."""
+"""Startup progress, as other processes read it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The client at the end of docs/protocol.md does what the page says."""
+"""The client at the end of docs/protocol.md works as documented."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def client() -> str:
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """A simulated shard that takes no time."""
+    """Address of a simulated shard whose steps take no time."""
     ready, announce = os.pipe()
     address = f"unix:{tmp_path}/shard"
     config = {"socket": address, "ready_fd": announce, "simulated": {"time_scale": 0.0}}

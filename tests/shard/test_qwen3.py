@@ -20,7 +20,7 @@ def test_hidden_states_and_logits_are_transformers(
 
 @pytest.mark.slow
 def test_a_file_of_a_model_without_its_head_is_read(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    """As Qwen3-Embedding was published: nothing stands before the names, and the head is the embedding."""
+    """Qwen3-Embedding is published like this: names lack the `model.` prefix, and the head is the embedding."""
     plain = tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen3", tie_word_embeddings=True)
     other = republished(plain, tmp_path / "other", name=lambda name: name.removeprefix("model."))
     (expected,), (found,) = outcomes(plain, torch.float32), outcomes(other, torch.float32)

@@ -17,7 +17,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
                           "moe_intermediate_size": 40},
     "a window, older": {"dtype": "bfloat16", "use_sliding_window": True, "sliding_window": 24, "older": True},
 }
-PUBLISHED = {  # that of Qwen3-30B-A3B, in the fields that matter
+PUBLISHED = {  # the relevant fields of Qwen3-30B-A3B
     "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128,
     "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960,
     "max_window_layers": 48, "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True,

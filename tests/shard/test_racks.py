@@ -1,4 +1,4 @@
-"""Adapters of about the same rank hang side by side."""
+"""Adapters of about the same rank get adjacent slots."""
 
 import pytest
 from hypothesis import given
@@ -29,7 +29,7 @@ def test_what_was_freed_is_taken_first() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from([4, 16, 64]))))
 def test_rows_are_as_many_as_there_were_adapters_at_once(changes: list[tuple[int, int]]) -> None:
-    """Each has one of its own, whatever its rank."""
+    """Each adapter has a row of its own, whatever its rank."""
     racks, there, most = Racks(), dict[int, Place](), 0
     for adapter, rank in changes:
         if adapter in there:

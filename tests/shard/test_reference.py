@@ -15,7 +15,7 @@ BACKENDS = ["reference", "cpu", pytest.param("triton", marks=pytest.mark.skipif(
 
 
 def textbook(part: Part, position: int, group: int, variant: Variant = PLAIN) -> Tensor:
-    """One token's attention in float64, head by head and place by place: [heads * head_dim]."""
+    """Compute one token's attention in float64, head by head and key by key: [heads * head_dim]."""
     first = max(0, position + 1 - variant.windows[LAYER]) if variant.windows else 0
     scale = variant.scale or 1 / math.sqrt(part.queries.shape[2])
 
@@ -76,7 +76,7 @@ def test_a_row_in_no_span_gets_zeros() -> None:
 @settings(max_examples=15)
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 70), max_size=4), st.lists(st.integers(1, 70), max_size=2))
 def test_company_changes_no_bit(seed: int, decodes: list[int], chunks: list[int]) -> None:
-    """At one way to cut the prompt."""
+    """The prompt is always cut in the same way: with other cuts the reference may have other bits."""
     scene = Scene("reference", seed=seed)
     part = scene.part(40)
     alone = [*scene.step(chunks=[(part, 0, 25)]), *scene.step(chunks=[(part, 25, 39)]), *scene.step([(part, 39)])]

@@ -1,4 +1,4 @@
-"""Steps that are replayed say what steps say that are launched piece by piece."""
+"""Replayed steps return what steps launched kernel by kernel return."""
 
 import gc
 import weakref
@@ -19,7 +19,7 @@ from shard.attention.span import Span
 from shard.change import Chunk, Step
 from shard.replay import Call, Extent, Replays, sizes_up_to, uncollected
 
-pytest.importorskip("triton")  # which comes for Linux only
+pytest.importorskip("triton")  # published for Linux only
 
 from shard.attention import triton_paged
 from shard.layers import adapted, slabs
@@ -35,7 +35,7 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", params=["llama", "gemma3", pytest.param("gpt2", marks=pytest.mark.long)])
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """Of which one has windows, and one no rotary embedding."""
+    """Bench of a model: llama, one with windows, or one without rotary embedding."""
     return Bench(tiny_checkpoint(tmp_path_factory.mktemp("replay"), request.param))
 
 
@@ -47,7 +47,7 @@ def test_what_is_replayed_says_what_is_launched(bench: Bench, seed: int, lengths
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # says the interpreter
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # from Triton's interpreter
 def test_a_sequence_whose_numbers_are_none_fails_alone(bench: Bench) -> None:
     first, poisoned, last = bench.filled([20, 40, 33], 0)
     expected = bench.run(Step(decodes=[first, last]), replayed=True).said
@@ -73,10 +73,10 @@ def test_what_depends_on_the_step_is_launched(bench: Bench) -> None:
 
 @pytest.mark.slow
 def test_nobody_but_its_owner_holds_what_was_captured(bench: Bench) -> None:
-    """It is gone at once, and with it the memory that it works with; no collector has to come."""
+    """Dropping the owner frees the graphs and their memory at once, without the garbage collector."""
     def captured(make: Call) -> Call:
         make()
-        return int  # as a graph: it knows what was launched, and not by whom
+        return int  # like a graph, it holds no reference to its owner
 
     with uncollected():
         assert not gc.isenabled()
@@ -111,7 +111,7 @@ def test_so_is_what_has_more_splits_than_there_is_memory_for(bench: Bench, monke
 
 @pytest.fixture(scope="module")
 def adaptable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """Whose steps are captured before there are adapters. The last one has a head of its own."""
+    """Bench whose steps are captured before adapters are loaded; the last adapter replaces the head."""
     folder = tiny_checkpoint(tmp_path_factory.mktemp("adaptable"), "llama")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adapted, "kernels", lambda *_: slabs)
@@ -123,7 +123,7 @@ def adaptable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 
 @pytest.mark.slow
 def test_who_goes_by_adapters_is_replayed_too(adaptable: Bench) -> None:
-    """And says what is said when all is launched, which is not what the base says."""
+    """A replayed step agrees with a launched one; only rows without an adapter agree with the base model."""
     sequences = adaptable.filled([17, 90, 5], 3)
     plain = adaptable.run(Step(decodes=sequences), replayed=True).said
     for adapters in ([1, 0, 2], [2, 2, 2]):

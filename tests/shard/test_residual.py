@@ -1,4 +1,4 @@
-"""What layers add is added once, in their order, whoever asks next."""
+"""Every delta is added to the residual once and in order, whichever method is called next."""
 
 import torch
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What becomes of numbers that are none: of one sequence, of its blocks, and of nobody else."""
+"""Non-finite values fail their own sequence, are cleared from its blocks, and affect no other sequence."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +12,13 @@ from weaving import Loom, Thread
 
 from router.request import Request
 
-POISON = 500  # a token whose embedding is not a number
+POISON = 500  # a token whose embedding is NaN
 LENGTH = 12
 
 
 @pytest.fixture(scope="module", params=[1, 2])
 def loom(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loom]:
-    """With so few blocks that they are used again and again."""
+    """Loom with so few blocks that they are reused again and again."""
     folder = tiny_checkpoint(tmp_path_factory.mktemp("poison"), "llama")
     weights = load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][POISON] = torch.nan
@@ -46,7 +46,7 @@ def test_a_poisoned_sequence_fails_alone(loom: Loom, place: int) -> None:
 
 
 def test_its_blocks_serve_others_afterwards(loom: Loom) -> None:
-    """All of the cache is poisoned once, and then read by others, whose last block is partly unwritten."""
+    """The whole cache is poisoned once, then read by sequences whose last block is partly unwritten."""
     loom.weave([Thread(ask(90, poisoned_at=50)), Thread(ask(80, poisoned_at=0))])
     healthy = [ask(length) for length in (5, 18, 35, 50)]
     heard = loom.weave([Thread(request) for request in healthy])
@@ -74,7 +74,7 @@ def test_prompt_logprobs_of_a_poisoned_prompt_are_not_told(loom: Loom) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_prompt_whose_logits_are_no_numbers_fails_with_the_chunk(tmp_path: Path, ranks: int) -> None:
-    """Hidden states are fine; what is not is a row of the head, which no token of the answer needs."""
+    """Hidden states are finite; only a row of the head is NaN, which no token of the answer needs."""
     folder = tiny_checkpoint(tmp_path, "llama")
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"][POISON] = torch.nan

@@ -1,7 +1,7 @@
-"""The promise: a request gets the same tokens and logprobs to the last bit, whatever else is served and however.
+"""A request gets bit-identical tokens and logprobs in any batch and under any schedule.
 
-The router's core weaves random requests together; each of them is compared with itself alone. Where the gate says that
-this machine is not exact there is nothing to promise; that it says so is shown in `tests/shard/test_exactness.py`.
+The router's core schedules random requests together; each result is compared with that of the request alone. The tests
+are skipped where the exactness gate finds this machine inexact; `tests/shard/test_exactness.py` tests the gate.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ LOOMS = {
     "int8": {"quantize": "int8"},
 }
 STORED = {"bfloat16": "bfloat16", "the best type for bfloat16": "bfloat16"}
-LONG = ("two ranks", "a small cache")  # which are looked at together
+LONG = ("two ranks", "a small cache")  # covered together by "two ranks, a small cache"
 PARAMS = [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in LOOMS]
 
 

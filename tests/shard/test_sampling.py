@@ -1,4 +1,4 @@
-"""Choosing as a whole: the order of things against transformers, draws against chance, and rows that never meet."""
+"""The sampler as a whole: order of processors as in transformers, frequencies of draws, independence of rows."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +25,7 @@ from shard.sampling import ROWS, Chosen, Sampler
 from shard.sequence import Sampling, Sequence
 from tests.shard.asking import asking, random_logits
 
-SIZE = 128 * 66 + 24  # has blocks to look into, and a rest
+SIZE = 128 * 66 + 24  # whole blocks of candidates, and a remainder
 SAMPLER = Sampler(SIZE)
 WARPERS: dict[str, Any] = {
     "repetition_penalty": RepetitionPenaltyLogitsProcessor, "temperature": TemperatureLogitsWarper,
@@ -37,7 +37,7 @@ def choose(logits: Tensor, *sequences: Sequence) -> Chosen:
 
 
 def warped(logits: Tensor, sequence: Sequence) -> Tensor:
-    """Logprobs by the processors of transformers."""
+    """Return the logprobs computed by the processors of transformers."""
     asked = {name: getattr(sequence.sampling, name) for name in WARPERS}
     processors = LogitsProcessorList(WARPERS[name](value) for name, value in asked.items() if value)
     return processors(torch.tensor([sequence.tokens]), logits.clone()).log_softmax(-1)[0]
@@ -51,7 +51,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-# -- what is chosen, and what is told of it
+# -- chosen tokens and returned logprobs
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ def test_prompt_logprobs_are_those_of_the_targets_however_rows_are_cut() -> None
     assert list(chain(*pieces)) == found
 
 
-# -- what fails
+# -- failing rows
 
 
 @pytest.mark.parametrize("wrong", [nan, inf, -inf])
@@ -217,7 +217,7 @@ def test_a_row_gets_the_same_in_any_company(company: tuple[Tensor, list[Sequence
     alone = [choose(logits[row:row + 1], sequence) for row, sequence in enumerate(sequences)]
     order = dice.choices(range(len(sequences)), k=dice.choice([2, 5, ROWS + 2]))
     together = choose(logits[order], *[sequences[row] for row in order])
-    # As text: what means nothing may hold what does not equal itself.
+    # Compared as text: unused entries may be NaN, which does not equal itself.
     assert repr(rows_of(together)) == repr([rows_of(alone[row])[0] for row in order])
 
 

@@ -14,7 +14,7 @@ ROWS = Slice("x.weight", (6, 4), range(1, 4), range(4))
 
 
 def scales(folder: Path, stored: Tensor, wanted: Slice = ROWS, block: tuple[int, int] | None = None) -> Tensor:
-    """Of each number of the slice."""
+    """Return the scale of each value in the slice."""
     save_file({"s": stored}, folder / "model.safetensors")
     with Weights(folder, torch.float32, CPU) as weights:
         read, groups = read_scales(weights, "s", wanted, block)

@@ -1,4 +1,4 @@
-"""A model gets the worker that it needs."""
+"""`make_worker` returns the worker class that a model needs."""
 
 from pathlib import Path
 

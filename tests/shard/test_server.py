@@ -25,7 +25,7 @@ from shard.simulated import SimulatedWorker
 from tests.shard.messages import WARMUP
 
 WATCH = health_pb2.HealthCheckRequest()
-# A shard whose model is a pipe: it loads until somebody has written there, and what was written is wrong with it.
+# A shard whose model is a pipe: it loads until the pipe is closed, and fails with the text written to it, if any.
 LOADER = """
 import threading, shard.server
 from pathlib import Path
@@ -55,7 +55,7 @@ shard.server.main()
 
 @dataclass
 class Loading:
-    """A shard that loads: its process, the other ends of its pipes, its socket."""
+    """A loading shard: its process, the other ends of its pipes, and its socket."""
 
     child: "subprocess.Popen[str]"
     ready: TextIO
@@ -78,7 +78,7 @@ def loading(tmp_path: Path) -> Iterator[Loading]:
                            stderr=subprocess.PIPE) as child, os.fdopen(ready) as said, os.fdopen(alive, "w") as held):
         os.close(announce)
         os.close(parent)
-        with model.open("w") as written:  # once the child reads it
+        with model.open("w") as written:  # blocks until the child opens the pipe
             yield Loading(child, said, held, written, socket)
         child.kill()
 

@@ -1,4 +1,4 @@
-"""What the service promises beside the contract: threads, lateness, and a good end."""
+"""Behaviour of the service beyond the protocol: threads, late answers, and a clean stop."""
 
 import asyncio
 import threading
@@ -150,12 +150,12 @@ def test_lines_end_when_the_shard_stops(play: Any) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Answers that come later
+# Deferred answers
 
 
 class Unhurried(SimulatedWorker):
-    """Decodes are over when they are let go, and may be refused or fail then. A prefill waits for them, and then for
-    its own time."""
+    """Worker whose decodes end when their event is set, and may be rejected or fail then. A prefill waits for them and
+    then for an event of its own."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

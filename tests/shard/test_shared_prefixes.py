@@ -1,5 +1,5 @@
-"""The promise with a cache that is shared: what a request finds there gives it the same tokens and logprobs to the last
-bit as computing all of its prompt. Prompts begin like those of others or go on where an answer ended.
+"""A prefix cache hit gives tokens and logprobs that are bit-identical to those of computing the whole prompt. Prompts
+share prefixes with earlier prompts, or continue an earlier answer.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from world import named
 from router.request import Request, SamplingParams, Tenant
 
 BLOCK = 16
-# Three long sequences do not fit the small ones: blocks are evicted, and sequences yield.
+# Three long sequences do not fit a small cache: blocks are evicted, and sequences are preempted.
 SMALL = {"num_places": BLOCK * 10, "max_total_tokens": 150}
 QUICK: dict[str, dict[str, Any]] = {"float32": {}, "bfloat16, a small cache": {"dtype": "bfloat16"} | SMALL}
 RANKS: dict[str, dict[str, Any]] = {"two ranks, a small cache": {"ranks": 2} | SMALL}
@@ -47,12 +47,12 @@ def exact(loom: Loom) -> Loom:
 
 @dataclass(frozen=True)
 class Wish:
-    """A request that begins like one before it: with so many tokens of its prompt and answer, and then its own."""
+    """A request whose prompt is a prefix of an earlier request's prompt and answer, followed by tokens of its own."""
 
     follows: int
     shared: int
     own: int
-    request: Request  # but for the prompt
+    request: Request  # without its prompt
     arrival: int
     leaves: int | None
 
@@ -115,7 +115,7 @@ def test_a_hit_equals_a_miss_for_long(loom: Loom, wishes: list[Wish], schedule: 
     loom.compare(threads_of(wishes, loom), losses=losses, **schedule)
 
 
-# -- what is found, in figures
+# -- number of tokens found in the cache
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def asks(name: str, prompt: tuple[int, ...], output: int = 4, **fields: Any) -> 
 
 
 def later(requests: list[Request]) -> list[Thread]:
-    """One after the other: each comes when those before have ended."""
+    """Return threads that run one after the other: each arrives when the earlier ones have ended."""
     return [Thread(request, arrival=40 * number) for number, request in enumerate(requests)]
 
 
@@ -186,7 +186,7 @@ def test_the_second_turn_of_a_chat_computes_little_more_than_what_is_new(roomy: 
 
 @pytest.mark.slow
 def test_who_yields_finds_again_what_it_published(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """With room for one and a half of them the second yields. Of what it had, the first takes what it needs."""
+    """The cache holds one and a half sequences: the second is preempted, and the first takes the blocks it needs."""
     model = tiny_checkpoint(tmp_path_factory.getbasetemp(), "qwen2")
     with Loom(model, num_places=BLOCK * 12, max_total_tokens=150) as loom:
         first, second = exact(loom).compare([Thread(asks("one", random_tokens(60, seed=5), 70)),

@@ -1,4 +1,4 @@
-"""The simulated worker by itself: who asks decides what is said, mix-ups are loud, faults do what they are told to."""
+"""The simulated worker: text depends on the request alone, mix-ups raise errors, and faults occur as scripted."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def new_worker(rank: int = 0, slept: list[float] | None = None, **model: Any) ->
 
 
 def tale(row: Row, seed: int = 0, mean: float = 0.0) -> Tale:
-    """What this newcomer should be told."""
+    """Return the text that this new sequence should get."""
     worker = new_worker(seed=seed, mean_output_length=mean)
     worker.prefill(prefill(1, row))
     found: Tale = worker.ledger.sequences[row.id].memory.tale
@@ -56,7 +56,7 @@ def tale(row: Row, seed: int = 0, mean: float = 0.0) -> Tale:
 
 
 class Journey:
-    """Sequences on a random way through batches; `said` is what each was told."""
+    """Sequences on a random path through batches; `said` holds the tokens of each."""
 
     def __init__(self, draw: Any, tokens_per_step: int) -> None:
         self.worker = new_worker(tokens_per_step=tokens_per_step, mean_output_length=30.0)

@@ -1,4 +1,4 @@
-"""What adapters add by kernels, under Triton's interpreter, against what they add by torch."""
+"""LoRA by kernels, under Triton's interpreter, compared with LoRA by torch."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from unwritten import poison_memory
 
-pytest.importorskip("triton")  # which comes for Linux only
+pytest.importorskip("triton")  # published for Linux only
 
 from shard.adapters import trial
 from shard.adapters.bearers import Bearers, Run
@@ -22,7 +22,7 @@ from shard.layers.stacks import Stacks
 
 CPU = torch.device("cpu")
 CLOSE = {torch.float32: 1e-5, torch.float16: 4e-3}
-SPLIT = 2 * slabs.PIECE  # fewer than on a GPU: an interpreter takes its time, and two pieces are as good as sixteen
+SPLIT = 2 * slabs.PIECE  # fewer than on a GPU: the interpreter is slow, and two pieces test as much as sixteen
 INPUTS = SPLIT + 100  # so that sums have two splits, the second of which is not full
 WIDTHS = 40, 3, slabs.BLOCK + 9
 RANKS = {1: 4, 2: 8, 3: 5, 4: 16, 5: 40}
@@ -42,7 +42,7 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class World:
-    """A product of three parts, of which some adapters change not all; the same by kernels and by torch."""
+    """A linear of three parts, not all of which every adapter changes, by kernels and by torch."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         racks = Racks()
@@ -99,7 +99,7 @@ def test_company_changes_no_bit(world: World, runs: list[Run], seed: int) -> Non
 
 
 def test_what_is_not_rounded_yet_may_be_added_to() -> None:
-    """In adapters' type the sum is made, and not what it is added to."""
+    """LoRA is computed in the adapters' type; the output that it is added to keeps its own type."""
     world, runs = World(torch.float16), [Run(1, 2), Run(0, 1), Run(5, 3)]
     x, y = world.rows(runs)
     found, expected = (world.added(x, y.float(), runs, by_torch=by_torch) for by_torch in (False, True))
@@ -109,7 +109,7 @@ def test_what_is_not_rounded_yet_may_be_added_to() -> None:
 
 
 def test_an_adapter_that_comes_between_the_two_launches_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It hangs beside one who leaves this product alone, whose row was not made narrow."""
+    """Its slot is next to that of an adapter without matrices here, for whose row the first kernel computed nothing."""
     racks = Racks()
     bearers = Bearers(CPU, racks)
     parts = parts_of([Portion("q", (40, INPUTS), range(40), range(INPUTS))])
@@ -153,7 +153,7 @@ def test_programs_take_turns_where_entries_are_not_known(
 
 
 def test_it_takes_what_it_says_and_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not room for adapters that may never come: on a GPU that is taken at once."""
+    """No memory is reserved for adapters that may never be loaded: on a GPU it would be allocated at once."""
     racks = Racks()
     parts = parts_of([Portion(str(width), (width, INPUTS), range(width), range(INPUTS)) for width in WIDTHS])
     ours, place = slabs.Slabs(Bearers(CPU, racks), parts, torch.float16, CPU), racks.take(1, 5)
@@ -187,7 +187,7 @@ def test_a_place_that_was_cleared_adds_nothing_and_the_next_only_its_own() -> No
     world = World(torch.float32)
     x, y = world.rows([Run(5, 2)])
     world.ours.clear(world.places[5])
-    world.ours.clear(Racks().take(9, 128))  # nothing ever hung there
+    world.ours.clear(Racks().take(9, 128))  # a slot that was never used
     assert torch.equal(world.added(x, y, [Run(5, 2)]), y)
     down, up = torch.randn(33, INPUTS), torch.randn(WIDTHS[1], 33)
     for each in (world.ours, world.theirs):
@@ -200,7 +200,7 @@ def test_a_place_that_was_cleared_adds_nothing_and_the_next_only_its_own() -> No
 
 
 def test_what_was_captured_before_there_were_adapters_adds_what_they_add() -> None:
-    """Whoever goes by them in a step, and of whatever rank; a row has the bits that it has when all is launched."""
+    """Any row may use an adapter of any rank in a replayed step, with the same bits as in a launched step."""
     racks = Racks()
     bearers, standing = Bearers(CPU, racks), StandingWork(6, CPU)
     parts = parts_of([Portion(str(width), (width, INPUTS), range(width), range(INPUTS)) for width in WIDTHS])
@@ -216,7 +216,7 @@ def test_what_was_captured_before_there_were_adapters_adds_what_they_add() -> No
         assert torch.equal(replayed(), y)
     for adapter, rank in enumerate((3, 40, 3), 1):
         ours.put(racks.take(adapter, rank), 1, torch.randn(rank, INPUTS) / INPUTS ** 0.5, torch.randn(WIDTHS[1], rank))
-    racks.take(4, 16)  # which changes another product
+    racks.take(4, 16)  # has no matrices for this linear
     for adapters in ([1, 2, 0, 3, 4, 2], [2, 2, 2], [0, 4], [3]):
         assert bearers.write(standing, adapters)
         launched = y.clone()
@@ -234,7 +234,7 @@ def test_what_there_is_no_room_for_is_told(world: World, place: Place) -> None:
 
 
 def test_what_could_not_be_copied_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And memory that it had is free, as soon as somebody says that the adapter is gone."""
+    """Its memory is freed as soon as the slot is cleared."""
     racks = Racks()
     parts = parts_of([Portion("q", (40, INPUTS), range(40), range(INPUTS))])
     ours, place = slabs.Slabs(Bearers(CPU, racks), parts, torch.float32, CPU), racks.take(1, 8)

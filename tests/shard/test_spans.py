@@ -1,4 +1,4 @@
-"""What a shard tells of its steps."""
+"""Trace spans that a shard records for its steps."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def test_the_answer_is_what_the_verb_says() -> None:
 
 
 def test_a_step_that_fails_is_told_as_one() -> None:
-    """As it came: columns of a malformed message may have any length."""
+    """Spans are made from the message as received: columns of a malformed message may have any length."""
     notes, request = Notes(), prefill(ONE, TWO)
 
     def fail(_: Any) -> None:

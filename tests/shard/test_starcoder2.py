@@ -11,7 +11,7 @@ from shard.models.config import Rotary
 from shard.models.gpt import GptConfig
 from tests.shard.forward import agrees, agrees_shared
 
-STARCODER2 = {  # in the words of bigcode/starcoder2-3b
+STARCODER2 = {  # as published in bigcode/starcoder2-3b
     "architectures": ["Starcoder2ForCausalLM"], "attention_dropout": 0.1, "bos_token_id": 0, "embedding_dropout": 0.1,
     "eos_token_id": 0, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072, "initializer_range": 0.018042,
     "intermediate_size": 12288, "layer_norm_epsilon": 1e-05, "max_position_embeddings": 16384, "mlp_type": "default",

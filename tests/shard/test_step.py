@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 class Note:
-    """Attention that only remembers what it was to plan."""
+    """Attention backend whose plan is the arguments of `plan`."""
 
     def plan(self, decodes: list[Span], chunks: list[Span], num_tokens: int, cache: Cache) -> Any:
         return decodes, chunks, num_tokens
@@ -26,7 +26,7 @@ class Note:
 
 
 def a_sequence(number: int, length: int, blocks: list[int] | None = None) -> Sequence:
-    """Its tokens tell whose they are, and where they stand."""
+    """Make a sequence whose tokens encode its number and their positions."""
     tokens = [1000 * number + position for position in range(length)]
     blocks = list(range(10 * number, 10 * number + 10)) if blocks is None else blocks
     return Sequence(id=number, tokens=tokens, num_prompt_tokens=length, num_given=length, computed=0, num_cached=0,

@@ -1,4 +1,4 @@
-"""What the doctor's child finds out."""
+"""Findings of the doctor's child process."""
 
 from pathlib import Path
 

@@ -13,7 +13,7 @@ def write(path: Path, text: str) -> None:
 
 @pytest.fixture
 def system(tmp_path: Path) -> Path:
-    """A machine with four cores, each of which the system counts as two: 0 and 4, 1 and 5, ..."""
+    """A machine with four cores of two hardware threads each: 0 and 4, 1 and 5, ..."""
     for number in range(8):
         core = number % 4
         write(tmp_path / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list", f"{core},{core + 4}")

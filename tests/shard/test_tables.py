@@ -1,4 +1,4 @@
-"""Block tables on the device are those of the sequences, whoever stands where, and little goes there."""
+"""Block tables on the device match the sequence in each row, and only new entries are sent."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ ROWS, WIDTH = 4, 6
 @given(st.lists(st.tuples(st.permutations(range(6)), st.lists(st.integers(0, 2), min_size=6, max_size=6),
                           st.integers(1, ROWS)), max_size=12))
 def test_rows_are_the_blocks_of_who_stands_in_them(steps: list[tuple[list[int], list[int], int]]) -> None:
-    """Sequences grow, change rows, rest, and are replaced by others when they are full."""
+    """Sequences grow, change rows, pause, and are replaced by others when they are full."""
     tables, fresh = Tables(ROWS, WIDTH, CPU), iter(range(1, 10_000))
     sequences = [[next(fresh)] for _ in range(6)]
     for order, growth, rows in steps:

@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def cutting(path: Path, place: int, after: int) -> Callable[..., int]:
-    """What reads, from a file that is cut off there once so many reads are done."""
+    """Return a `preadv` that truncates the file to `place` bytes after `after` reads."""
     preadv, num_left = os.preadv, after
 
     def read(*arguments: object) -> int:
@@ -128,6 +128,6 @@ def test_a_shard_that_finds_a_broken_file_ends_with_one_line(
     config = json.dumps({"socket": f"unix:{tmp_path}/shard", "model": str(tmp_path)})
     shard = subprocess.run([sys.executable, "-P", "-m", "shard.server", config], capture_output=True, text=True,
                            check=False)
-    assert shard.returncode == 2  # to start it again would not help
+    assert shard.returncode == 2  # a restart would not help
     assert re.fullmatch(rf"weft: {broken}: the file ends 100 bytes before \S+ does; is the download complete\?\n",
                         shard.stderr)

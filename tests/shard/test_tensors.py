@@ -1,4 +1,4 @@
-"""What is wrong with an adapter's tensors is told by name, and then nothing of it is used."""
+"""Errors in an adapter's tensors are reported by name, and no part of the adapter is used."""
 
 import json
 from collections.abc import Callable
@@ -102,7 +102,7 @@ def test_another_rank_than_its_config_says_is_refused(loom: Loom, copied: Path) 
 
 @pytest.mark.parametrize("kind", [*OF_BYTES, *OF_ENTRIES])
 def test_mutated_files_are_refused(loom: Loom, adapter: Path, tmp_path: Path, kind: str) -> None:
-    """Two thousand of all kinds together."""
+    """About 2,000 mutations over all kinds."""
     folder = Path(copytree(adapter, tmp_path / "adapter"))
     path = folder / "adapter_model.safetensors"
     content = path.read_bytes()

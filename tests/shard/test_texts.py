@@ -1,4 +1,4 @@
-"""Texts are read from columns, and what makes no sense is refused by name."""
+"""Texts are read from columns; invalid ones are rejected by name."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A rank that fails in what all do together ends; a shard alone goes on."""
+"""A rank that fails in a step of several ranks exits; a single shard continues."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where traces go, and whether they can."""
+"""Validation of the OTLP endpoint and of the packages that tracing needs."""
 
 import sys
 

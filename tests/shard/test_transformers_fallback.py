@@ -1,4 +1,4 @@
-"""Models that run through transformers' own modules say what transformers says, and what cannot is refused by name."""
+"""Models run through transformers' own modules agree with transformers; unsupported ones are rejected by name."""
 
 import json
 import subprocess
@@ -48,7 +48,7 @@ def crowd() -> list[Thread]:
 
 
 def assert_right(folder: Path, loom: Loom, **settings: Any) -> None:
-    """Every token is the one that transformers prefers behind those before it."""
+    """Assert that every token is transformers' best after the tokens before it."""
     oracle, threads = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), crowd()
     for thread, heard in zip(threads, loom.weave(threads, **settings), strict=True):
         prompt = thread.request.prompt

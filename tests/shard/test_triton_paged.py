@@ -1,5 +1,4 @@
-"""Kernels run under Triton's interpreter here, over numbers that are drawn; that they compile for GPUs is a test of
-`test_kernels.py`."""
+"""Paged attention kernels under Triton's interpreter, on random inputs; `test_kernels.py` compiles them for GPUs."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -16,7 +15,7 @@ from unwritten import poison_memory
 from shard.attention.span import Span
 from shard.attention.variant import PLAIN, Variant
 
-pytest.importorskip("triton")  # which comes for Linux only
+pytest.importorskip("triton")  # published for Linux only
 
 from triton import next_power_of_2
 
@@ -24,11 +23,11 @@ from shard.attention import triton_paged
 from shard.attention.triton_paged import Plan, Sizes, padded, tiles_of, work_of
 
 GPU_SPLIT = triton_paged.SPLIT
-SPLIT = 64  # places here, a quarter of a GPU's: an interpreter takes its time, and two tiles are as good as eight
+SPLIT = 64  # slots, a quarter of a GPU's: the interpreter is slow, and two tiles test as much as eight
 VARIANTS = [PLAIN, Variant(windows=(0, 40)), Variant(windows=(0, SPLIT + 36)), Variant(scale=0.3, softcap=2.0),
             Variant(softcap=1.5, windows=(0, 50))]
 CLOSE = {torch.float32: 2e-5, torch.float16: 4e-3}
-HEADS = [(1, 1), (2, 2), (1, 7), (2, 4)]  # that have keys, and how many share each
+HEADS = [(1, 1), (2, 2), (1, 7), (2, 4)]  # key/value heads, and query heads for each
 EDGES = [1, 2, 15, 16, 17, 31, 32, 33, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT + 3]  # of blocks, tiles and splits
 POISON = float("nan")
 
@@ -42,8 +41,8 @@ def short_splits_and_unwritten_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def both(scene: dict[str, object], decodes: list[int], chunks: list[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
-    """A step of decodes so far into their texts and of chunks from one place to another, by the kernels and by the
-    reference, in a cache in which everything else is not a number."""
+    """Run a step of decodes at these lengths and of chunks (start, end), by the kernels and by the reference, in a
+    cache where everything else is NaN. Return pairs of results."""
     found = []
     for backend in ("triton", "reference"):
         here = Scene(backend, **scene)  # type: ignore[arg-type]
@@ -61,7 +60,7 @@ def both(scene: dict[str, object], decodes: list[int], chunks: list[tuple[int, i
 @settings(max_examples=12)
 @given(st.integers(0, 2**32), st.sampled_from(HEADS), st.sampled_from([64, 80, 128, 256]), lengths, lengths,
        st.sampled_from(VARIANTS))
-def test_it_agrees_with_the_reference(  # noqa: PLR0917 - what is drawn
+def test_it_agrees_with_the_reference(  # noqa: PLR0917 - drawn arguments
         seed: int, heads: tuple[int, int], head_dim: int, decodes: list[int], ends: list[int],
         variant: Variant) -> None:
     chunks = [(end // 3, end) for end in ends]
@@ -108,7 +107,7 @@ def test_company_changes_no_bit(seed: int, decodes: list[int], chunks: list[int]
 @settings(max_examples=3)
 @given(st.integers(0, 2**32), st.sets(st.integers(1, 158), max_size=4), st.sampled_from(VARIANTS))
 def test_how_a_text_is_cut_changes_no_bit(seed: int, cuts: set[int], variant: Variant) -> None:
-    """A token that decodes is a chunk of one, with as many rows in a product."""
+    """A decoded token is a chunk of one token, computed with as many rows in a matmul."""
     scene = Scene("triton", kv_heads=1, seed=seed, dtype=torch.float16, variant=variant)
     part = scene.part(160)
     (whole,) = scene.step(chunks=[(part, 0, 160)])
@@ -121,7 +120,7 @@ def test_how_a_text_is_cut_changes_no_bit(seed: int, cuts: set[int], variant: Va
 
 @pytest.mark.slow
 def test_programs_may_take_turns_with_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a launch does not know how many there will be."""
+    """A captured launch needs this: its number of splits is not known in advance."""
     scene = Scene("triton", dtype=torch.float16, variant=Variant(windows=(0, SPLIT + 44)))
     decodes = [(part, part.length - 1) for part in map(scene.part, (3 * SPLIT + 5, 1, SPLIT + 1))]
     for part, before in decodes:
@@ -155,7 +154,7 @@ def test_a_chunk_of_nothing_changes_nothing() -> None:
 
 
 def test_queries_may_stand_between_other_numbers() -> None:
-    """As the first heads of what a product gave."""
+    """Queries are the first heads of the fused QKV output."""
     scene = Scene("triton", dtype=torch.float16)
     part = scene.part(20)
     (alone,) = scene.step(chunks=[(part, 0, 20)])
@@ -168,7 +167,7 @@ def test_queries_may_stand_between_other_numbers() -> None:
     (0, 0, [0]), (SPLIT - 1, 0, [0]), (SPLIT, 0, [0, 1]), (3 * SPLIT + 1, 0, [0, 1, 2, 3]), (SPLIT, 1, [1]),
     (SPLIT, 2, [0, 1]), (SPLIT + 20, 18, [1]), (3 * SPLIT + 1, SPLIT + 2, [2, 3]), (5, 9000, [0])])
 def test_splits_are_counted_from_the_first_token(position: int, window: int, splits: list[int]) -> None:
-    """And those that nobody looks into are left out."""
+    """Splits outside the window are left out."""
     work = list(work_of(Span(3, position, 1, []), 7, window, 32))
     assert work == [number for split in splits for number in (3, 7, position, split)]
 

@@ -1,4 +1,4 @@
-"""The draw of rows that no filter narrows: everybody's share of the uniform numbers is its chance."""
+"""Unfiltered draws: each token's share of the uniform numbers is its probability."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def drawn(logits: Tensor, draws: Tensor, **how: Any) -> tuple[list[int], list[fl
 @pytest.mark.parametrize("spread", [0.0, 0.3, 2.0])
 @pytest.mark.parametrize("size", [40, 66, 500, 3000])
 def test_everybody_has_its_share(size: int, spread: float) -> None:
-    """Of evenly spaced numbers one more or less: a token's are next to each other."""
+    """A token's uniform numbers are contiguous, so of evenly spaced ones it gets its share to within one."""
     logits = random_logits(1, size, size, spread)
     draws = (torch.arange(NUM_DRAWS, dtype=torch.float64) + 0.5) / NUM_DRAWS
     tokens, logprobs = drawn(logits.expand(NUM_DRAWS, -1), draws)
@@ -65,7 +65,7 @@ def test_nobody_is_drawn_who_cannot_be(allowed: int, draw: float) -> None:
 
 @pytest.mark.parametrize("alike", [1, 2, 3])
 def test_what_rounding_leaves_goes_to_the_best(alike: int) -> None:
-    """And not to one whose chance is next to nothing."""
+    """The remainder never goes to a token with almost no probability."""
     logits = torch.full((1, 5000), -60.0)
     logits[0, 100:100 + alike] = 0.0
     for captured in (False, True):

@@ -1,4 +1,4 @@
-"""What rows that go by an adapter say is what peft says, whatever else is in the step."""
+"""Rows with an adapter get the tokens that peft generates, in any batch."""
 
 import warnings
 from functools import cache
@@ -33,7 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "cohere": {},
     "olmo2": {},
 }
-HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # for as many as four ranks
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # enough for four ranks
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -138,20 +138,20 @@ RANKS = (4, 8, 12, 16, 24, 32, 48, 64)
 
 @pytest.fixture(scope="module")
 def eight(llama: Path) -> list[Path]:
-    """Adapters of all sizes, some of them for few products."""
+    """Adapters of all ranks, some of them for few modules."""
     targets = (ALL, ALL, ["q_proj", "v_proj"], ["o_proj", "down_proj"])
     return [tiny_adapter(llama, seed=number, r=rank, target_modules=targets[number % len(targets)])
             for number, rank in enumerate(RANKS, 1)]
 
 
 def company() -> list[Thread]:
-    """The base, each adapter alone, and two that several go by."""
+    """Return requests for the base model and for each adapter, several of them for two of the adapters."""
     numbers = [0, *range(1, 9), 3, 3, 7, 0]
     return [Thread(ask(number, 20 + 7 * place % 40), place // 4) for place, number in enumerate(numbers)]
 
 
 def all_right(llama: Path, eight: list[Path], loom: Loom, **settings: Any) -> None:
-    """To the bit what each gets alone, and the tokens are peft's."""
+    """Assert that every request gets the same bits as alone, and peft's tokens."""
     for number, adapter in enumerate(eight, 1):
         loom.load_adapter(number, adapter)
     threads = company()
@@ -231,7 +231,7 @@ def test_one_that_was_unloaded_is_gone_and_its_number_can_be_another(llama: Path
 
 def test_one_for_which_there_is_no_memory_leaves_nothing_behind(
         llama: Path, eight: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last of its parts does not fit."""
+    """Only the last part of the adapter does not fit."""
     put, count = Stacks.put, iter(range(13, -1, -1))
 
     def put_until_it_is_full(self: Stacks, *arguments: Any) -> int:

@@ -20,7 +20,7 @@ from shard.weights import PACKED, Rows, Weights
 CPU = torch.device("cpu")
 TALL = torch.arange(24.0).view(6, 4)
 NUM_MUTATIONS = 125  # of each kind, 2,000 together
-HARMLESS = {"flip", "add"}  # kinds that may come to nothing
+HARMLESS = {"flip", "add"}  # kinds that may have no effect
 TENSORS = {"tall": TALL, "other": -TALL[:3], "flat": torch.arange(5).bfloat16(), "half": torch.ones(2).half(),
            "mask": torch.ones(1, 4, 4, dtype=torch.bool)}
 
@@ -174,7 +174,7 @@ def test_packed_numbers_are_not_computed_with(tmp_path: Path, read: Callable[[We
         read(weights)
 
 
-# -- what is wrong with a folder
+# -- invalid folders
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:
@@ -267,7 +267,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def complaint(folder: Path, expected: dict[str, Tensor]) -> str:
-    """About the first thing that is wrong with it; nothing when all is there as it should be."""
+    """Return the first error of reading the folder, or "" if all tensors are as expected."""
     try:
         with opened(folder) as weights:
             for name, tensor in expected.items():
@@ -279,7 +279,7 @@ def complaint(folder: Path, expected: dict[str, Tensor]) -> str:
 
 
 def is_named(names: set[str], said: str) -> bool:
-    """Or nothing had to be."""
+    """Whether the error names one of these tensors; also true if there are no names."""
     return not names or any(name in said or ascii(name)[1:-1] in said for name in names)
 
 

@@ -1,4 +1,4 @@
-"""A real worker says what transformers says, however its work is cut: alone, in company, in chunks, after a yield."""
+"""A real worker generates transformers' tokens: alone, in any batch, in chunks, and after a preemption."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -34,10 +34,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "cohere": {"family": "cohere", "use_qk_norm": True},
     "olmo2": {"family": "olmo2"},
 }
-ALWAYS = ("llama", "qwen2", "qwen3")  # of the others, tests/shard/test_families.py has what cannot wait
+ALWAYS = ("llama", "qwen2", "qwen3")  # tests/shard/test_families.py has quick tests of the others
 PARAMS = [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.long) for name in MODELS]
 SMALL, MOSTLY = 1e-3, 0.75
-HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # for as many as four ranks
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}  # enough for four ranks
 
 
 @pytest.fixture(scope="module", params=PARAMS)
@@ -95,7 +95,7 @@ def test_alone(model: Path, loom: Loom, length: int) -> None:
 @pytest.mark.parametrize("look_ahead", [1, 2])
 @pytest.mark.parametrize("policy", ["mixed", "pause"])
 def test_in_company_that_comes_and_goes(model: Path, loom: Loom, policy: str, look_ahead: int) -> None:
-    """Prompts are cut, batches filtered and, with pause, joined."""
+    """Prompts are chunked, batches filtered and, with `pause`, joined."""
     threads = [Thread(request, arrival=2 * place) for place, request in enumerate(crowd())]
     assert_right(model, loom, threads, prefill_policy=policy, look_ahead=look_ahead, max_batch_prefill_tokens=48)
 
@@ -105,7 +105,7 @@ def test_in_company_that_comes_and_goes(model: Path, loom: Loom, policy: str, lo
     {"batching": "none"}, {"batching": "static"}, {"recompute": True}, {"batching": "static", "recompute": True}],
     ids=lambda settings: "-".join(map(str, settings.values())))
 def test_however_requests_are_batched(model: Path, loom: Loom, settings: dict[str, Any]) -> None:
-    """Computed anew, one forward pass of prompts of different lengths is what a pass of each alone would be."""
+    """With `recompute`, one forward pass over sequences of different lengths equals a pass over each alone."""
     threads = [Thread(request, arrival=2 * place) for place, request in enumerate(crowd())]
     assert_right(model, loom, threads, **settings)
 
@@ -153,10 +153,10 @@ def test_prompt_logprobs_for_every_cut(model: Path, ranks: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_chunks_of_every_size(model: Path, ranks: int) -> None:
-    """Tokens and logprobs of prompt and answer are the same to the bit, and right."""
+    """Tokens and logprobs of prompt and answer are bit-identical, and the tokens are transformers'."""
     tokens, expected = prompt(40), answer(model, prompt(40), 4)
     with Loom(model, ranks) as shared:
-        told = [cut_up(shared, tokens, size) for size in range(1, 41, 1 if ranks == 1 else 5)]  # ranks take their time
+        told = [cut_up(shared, tokens, size) for size in range(1, 41, 1 if ranks == 1 else 5)]  # two ranks are slow
     assert all(each == told[0] for each in told)
     assert told[0][0] == expected
 
@@ -203,7 +203,7 @@ def test_fewer_key_heads_than_ranks(tmp_path_factory: pytest.TempPathFactory, ra
 
 
 def test_a_failed_step_of_one_of_several_shards_ends_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others may wait for it for ever."""
+    """The other ranks might wait for it for ever."""
     def fail(*_: Any) -> None:
         raise RuntimeError("broken")
 
@@ -233,8 +233,8 @@ def test_bfloat16_where_it_is_asked_for(tmp_path: Path, ranks: int) -> None:
 
 
 def assert_nearly_right(model: Path, ranks: int = 1, **settings: Any) -> None:
-    """Every token is the best by the oracle in float32, or nearer to it than rounding takes the oracle's own logits. In
-    a mixture of experts a rounding may choose another expert, and change all that follows: most of them."""
+    """Assert that every token is the float32 oracle's best, or closer to it than rounding moves the oracle's logits.
+    With experts, rounding may select another expert and change all later tokens: there, most tokens must pass."""
     requests = crowd()[3:]
     with Loom(model, ranks, **settings) as loom:
         heard = loom.weave([Thread(request) for request in requests])
@@ -245,7 +245,7 @@ def assert_nearly_right(model: Path, ranks: int = 1, **settings: Any) -> None:
 
 
 def is_near(model: Path, prompt: tuple[int, ...], said: list[int], dtype: str) -> torch.Tensor:
-    """Of each token that was said behind the prompt and those before it."""
+    """Return, for each generated token, whether its logit is within rounding of the oracle's best."""
     exact, rounded = (logits(model, (*prompt, *said), kind)[len(prompt) - 1:-1] for kind in ("float32", dtype))
     behind = exact.max(dim=-1).values - exact.gather(1, torch.tensor(said)[:, None])[:, 0]
     return behind <= (rounded - exact).abs().max() + SMALL

@@ -1,4 +1,4 @@
-"""An adapter's folder that was written is what safetensors and the shard's own reader take it for."""
+"""Written adapter folders can be read by safetensors, peft and the shard's own reader."""
 
 import json
 from pathlib import Path

@@ -15,7 +15,7 @@ from tests.shard.encoders import agrees, agrees_shared, outcomes, read_model, ru
 from tests.shard.republished import republished
 
 PADDING = 1
-XLM_ROBERTA = {  # in the words of intfloat/multilingual-e5-large
+XLM_ROBERTA = {  # as published in intfloat/multilingual-e5-large
     "architectures": ["XLMRobertaModel"], "attention_probs_dropout_prob": 0.1, "bos_token_id": 0,
     "classifier_dropout": None, "eos_token_id": 2, "export_model_type": "transformer", "hidden_act": "gelu",
     "hidden_dropout_prob": 0.1, "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 4096,
@@ -43,7 +43,7 @@ def test_probabilities_are_transformers(tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize("places", [[0], [3, 4], [9], list(range(10))], ids=str)
 def test_a_text_may_hold_the_padding_token(tmp_path_factory: pytest.TempPathFactory, places: list[int]) -> None:
-    """It takes no position, there as here."""
+    """A padding token takes no position, as in transformers."""
     folder = tiny_encoder(tmp_path_factory.getbasetemp(), "xlm_roberta")
     tokens = [PADDING if place in places else token for place, token in enumerate(text(10).tokens)]
     with torch.inference_mode():

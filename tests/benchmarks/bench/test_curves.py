@@ -1,4 +1,4 @@
-"""What plots show, as points."""
+"""Tests of the points that the plots draw."""
 
 import pytest
 from benched import answer, refusal, result, whole

@@ -1,4 +1,4 @@
-"""Tests of benchmarks/bench/flags.py. What becomes of settings: `test_settings.py`."""
+"""Tests of benchmarks/bench/flags.py. `test_settings.py` tests the settings made from the flags."""
 
 import pytest
 

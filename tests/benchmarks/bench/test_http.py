@@ -16,7 +16,7 @@ MEASURED = b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\ngone"
 
 
 class Wire(asyncio.Transport):
-    """Nobody hears what is written."""
+    """Transport that only records the bytes written to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Wire(asyncio.Transport):
 
 
 def hear(pieces: Sequence[bytes], *, end: bool = False, error: Exception | None = None) -> tuple[int, bytes, bool]:
-    """The status, the body, and whether the connection may be used again."""
+    """Return the status, the body, and whether the connection may be reused."""
     async def story() -> tuple[int, bytes, bool]:
         connection, body = Connection(), list[bytes]()
         connection.connection_made(Wire())

@@ -1,4 +1,4 @@
-"""Tests of benchmarks/bench/load.py and client.py, against a server that answers as it is told."""
+"""Tests of benchmarks/bench/load.py and client.py, against a server whose behaviour each prompt selects."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class House:
-    """Speaks TGI's dialect and the study's. Answers `max_new_tokens` times, each when it may."""
+    """Fake server of TGI's dialect and the study's; the prompt may select a failure."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
@@ -128,7 +128,7 @@ def test_a_last_line_without_an_end_is_read_too() -> None:
 
 
 def answered_by(*events: str, more: str = "", tokens: int = 1) -> Record:
-    """In OpenAI's dialect."""
+    """Return the record of an answer with these events in OpenAI's dialect."""
     record = Record(Ask(0, "a", tokens), 0.0)
     answer = Answer(DIALECTS["openai"], record, 0.0, None)
     answer.heard(200, ("".join(f"data: {event}\n\n" for event in events) + more).encode(), 1.0)
@@ -137,7 +137,7 @@ def answered_by(*events: str, more: str = "", tokens: int = 1) -> Record:
 
 
 def test_tokens_that_say_nothing_are_an_answer_where_the_server_counts_them() -> None:
-    """Such as one that only ends the text."""
+    """An example is a token that only ends the text."""
     record = answered_by('{"choices": [{"text": "", "finish_reason": "length"}]}',
                          '{"choices": [], "usage": {"completion_tokens": 1}}', "[DONE]")
     assert (record.num_tokens, record.first_token, record.error) == (1, None, "")
@@ -160,7 +160,7 @@ def test_without_tokens_it_is_none() -> None:
 
 
 def test_an_error_can_be_written_to_any_file() -> None:
-    """JSON may hold half a character."""
+    """JSON may contain half of a surrogate pair."""
     assert printable(json.loads('"\\ud800 é"')) == "\\ud800 é"
 
 

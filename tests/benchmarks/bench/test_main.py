@@ -21,7 +21,7 @@ Bench = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """/stats writes into the server's folder."""
+    """Start a server in a folder of its own, since /stats writes files there."""
     shard, folder = {"simulated": SHARD | {"seconds_per_step": 0.001}}, tmp_path_factory.mktemp("server")
     with serving(2, shard=shard, settings={"dialect": "batching"}, folder=folder) as server:
         yield f"http://{HOST}:{server.port}"
@@ -29,7 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bench:
-    """Runs it to its end: exit code, output, errors."""
+    """Return a function that runs the bench to its end and returns exit code, stdout and stderr."""
     def run(*words: str) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["bench", *words])
         with pytest.raises(SystemExit) as ended:
@@ -96,7 +96,7 @@ def test_a_window_in_which_nothing_was_is_said(bench: Bench, url: str) -> None:
 
 @pytest.mark.slow
 def test_whoever_interrupts_sees_what_there_is(bench: Bench, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second turn is called off."""
+    """Interrupt the second turn."""
     measure, calls = program.measure, []
 
     async def measured(*given: object) -> None:
@@ -119,7 +119,7 @@ def test_a_turn_that_was_called_off_counts_for_no_ratio_and_is_said() -> None:
 
 
 def test_answers_that_end_early_are_said() -> None:
-    """Whoever makes fewer tokens is sooner done."""
+    """A server that generates fewer tokens finishes sooner, which distorts a comparison."""
     short = answer(tokens=5)
     short.ask = replace(short.ask, output_tokens=9)
     assert program.notes(read_settings([]), None, [result([short, answer(number=2)])])[0].startswith(

@@ -1,4 +1,4 @@
-"""Plots. That they can be read was looked at."""
+"""Tests of the plots. Their legibility was checked by eye."""
 
 import re
 import sys

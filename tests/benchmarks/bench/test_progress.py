@@ -1,4 +1,4 @@
-"""What is to be seen while a run goes on."""
+"""Tests of the progress display of a run."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ class Terminal(StringIO):
 
 
 def seen(out: StringIO, looks: int = 2) -> str:
-    """What is told of a run during which somebody looked so often."""
+    """Return the output of a run whose display is refreshed `looks` times."""
     async def story() -> None:
         left, over = iter(range(looks)), asyncio.Event()
 
@@ -103,7 +103,7 @@ def test_on_a_terminal_there_is_one_table() -> None:
     shown = seen(Terminal())
     assert "answered" in shown
     assert "answered 1" not in shown
-    assert "\x1b[2K" in shown  # what was there before is wiped
+    assert "\x1b[2K" in shown  # erases the line drawn before
 
 
 def test_a_terminal_without_rich_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:

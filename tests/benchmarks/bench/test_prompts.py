@@ -14,7 +14,7 @@ from benchmarks.checkpoint import byte_tokenizer
 
 
 async def count_pieces(text: str) -> int:
-    """As tokenizers do: long words are several tokens, and one more begins the text."""
+    """Count like a tokenizer: a long word is several tokens, and one more token begins the text."""
     return 1 + sum(1 + len(word) // 4 for word in text.split())
 
 

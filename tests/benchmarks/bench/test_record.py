@@ -1,4 +1,4 @@
-"""What a request says of itself."""
+"""Tests of the record of a request."""
 
 from array import array
 

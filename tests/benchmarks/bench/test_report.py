@@ -1,4 +1,4 @@
-"""The page about runs."""
+"""Tests of the HTML report of runs."""
 
 import re
 from functools import cache
@@ -19,7 +19,7 @@ VOID = {"meta", "br"}
 
 
 class Nesting(HTMLParser):
-    """What is open, and whether all is closed in order."""
+    """Parser that holds the open elements and checks that each is closed in order."""
 
     def __init__(self) -> None:
         super().__init__()

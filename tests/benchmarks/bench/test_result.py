@@ -1,4 +1,4 @@
-"""What a run is kept as."""
+"""Tests of the JSON and CSV files of a run."""
 
 import csv
 import json

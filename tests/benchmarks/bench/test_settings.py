@@ -83,7 +83,7 @@ def test_a_port_that_is_none_is_said_to_be_in_the_url() -> None:
 def test_the_studys_client_sends_as_long_as_it_is_told() -> None:
     workload = read("--dialect batching --seconds 600").workload
     assert (workload.seconds, workload.is_limited) == (600.0, False)
-    assert read("--dialect batching --seconds 600 --wait 0").workload.requests == 100  # else there is no end
+    assert read("--dialect batching --seconds 600 --wait 0").workload.requests == 100  # otherwise it would never end
 
 
 def test_a_goal_is_read_in_seconds() -> None:
@@ -103,7 +103,7 @@ def versus(first: str, second: str) -> Settings:
 
 
 def test_the_other_may_come_at_other_moments_than_the_first() -> None:
-    """An open loop beside a closed one, and back."""
+    """Compare an open loop with a closed one, and the reverse."""
     second = versus("--rate 4 --burst 2 --seconds 9", "--concurrency 8")
     assert (second.clients, second.rate, second.seconds) == (8, None, 9.0)
     assert versus("--concurrency 8", "--rate 4").clients is None
@@ -116,7 +116,7 @@ def test_the_other_replaces_what_excludes_its_own() -> None:
 
 
 def test_what_the_other_takes_over_may_have_no_effect() -> None:
-    """What a prefix cache is worth."""
+    """A second run without a shared prefix shows the benefit of a prefix cache."""
     second = versus("--shared-prefix 500 --prefixes 4 --prompt-tokens 600", "--shared-prefix 0")
     assert (second.shared_prefix, second.prompt_tokens) == (0, "600")
     assert versus("--dialect openai --model a", "--dialect tgi").model == "a"
@@ -138,7 +138,7 @@ def test_a_quote_that_is_not_closed_is_said_to_be_in_versus() -> None:
 
 @pytest.mark.parametrize("place", ["json", "csv", "html"])
 def test_both_runs_go_into_one_file_which_is_named_outside(place: str) -> None:
-    """Of a second name an empty file came."""
+    """A second name used to produce an empty file."""
     words = [f"--{place}", "a", "--versus", f"--{place} b"]
     with pytest.raises(ValueError, match=f"give --{place} outside of --versus"):
         other(words, read_settings(words))

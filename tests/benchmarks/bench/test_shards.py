@@ -47,12 +47,12 @@ def measured(folder: Path, settings: Settings, **model: Any) -> Found:
     return asyncio.run(scene())
 
 
-# -- shards that run
+# -- running shards
 
 
 @pytest.fixture(scope="module", params=[1, 2])
 def sockets(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """Of processes, which take no time for steps and say that they did."""
+    """Yield the sockets of shard processes that report the step times of a cost model without spending them."""
     folder = tmp_path_factory.mktemp("shards")
     found = [f"{folder}/shard-{rank}.sock" for rank in range(request.param)]
     model = COST | {"time_scale": 0}
@@ -135,7 +135,7 @@ def test_what_the_model_cannot_hold_is_said_before_anything_runs(tmp_path: Path)
         measured(tmp_path, SMALL, max_positions=9)
 
 
-# -- shards of its own
+# -- shards started by the benchmark
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Figures of a run."""
+"""Tests of the summary of a run."""
 
 from math import isnan
 
@@ -40,7 +40,7 @@ def test_latencies_count_of_what_was_sent_in_the_window() -> None:
 
 
 def test_what_was_due_in_the_window_counts_though_it_was_sent_behind_it() -> None:
-    """Who sends too late would otherwise leave out those that waited longest."""
+    """A window over sending times would leave out the requests that waited longest."""
     late = Record(Ask(0, "a", 5, at=0.5), 1.5, 3.0, num_tokens=5)
     made = summary([late], (0.0, 1.0))
     assert (made.requests, made.latency.most) == (1, 2.5)

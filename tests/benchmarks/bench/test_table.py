@@ -1,4 +1,4 @@
-"""Figures for the terminal."""
+"""Tests of the table of figures for the terminal."""
 
 from math import nan
 

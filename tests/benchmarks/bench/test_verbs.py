@@ -14,7 +14,7 @@ ONE = Shape(sequence_length=10, decode_length=8, block_size=16)
 
 
 class Notebook:
-    """Writes down what it is sent, and answers with a token for each of so many sequences."""
+    """Fake ranks that record messages and answer each with one token for `rows` sequences."""
 
     def __init__(self, rows: int, **answer: Any) -> None:
         self.messages: list[Any] = []

@@ -1,4 +1,4 @@
-"""Two that were measured in turn."""
+"""Tests of the comparison of two runs that were measured in turn."""
 
 import pytest
 from benched import answer, result, run, whole

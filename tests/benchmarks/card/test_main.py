@@ -1,4 +1,4 @@
-"""Questions as they are asked on the command line, and the page that answers them."""
+"""Tests of the command line of benchmarks/card and of its result page."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from benchmarks.card.rows import compared
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing runs in processes of its own, and little of it."""
+    """Run everything in this process, with few steps and small tensors."""
     monkeypatch.setattr(card, "apart", lambda call, *given, **named: call(*given, **named))
     monkeypatch.setattr(steps, "STEPS", 2)
     monkeypatch.setattr(roof, "WIDTH", {"cpu": 16})
@@ -21,7 +21,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, Any]:
-    """A section, and the same as JSON."""
+    """Return the printed section and the parsed JSON line below it."""
     card.app(words, result_action="return_value")
     *lines, last = capsys.readouterr().out.splitlines()
     return "\n".join(lines), json.loads(last)

@@ -1,4 +1,4 @@
-"""What a card could do at best: beside figures that were reckoned by hand for an H200, and rates that are measured."""
+"""Tests of the roofline: estimates against values calculated by hand for an H200, and measured rates."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_a_prompt_is_products_and_attention(shape: str) -> None:
     size = sizes(SHAPES[shape], torch.bfloat16)
     for length, expected in PROMPTS[shape].items():
         found = 1e3 * size.prompt_operations(length) / H200.operations
-        assert found == pytest.approx(expected, rel=0.02)  # which are rounded sums
+        assert found == pytest.approx(expected, rel=0.02)  # the expected values are rounded sums
 
 
 def test_what_a_token_leaves_in_the_cache() -> None:

@@ -1,4 +1,4 @@
-"""A model's own steps, launched and replayed, on a small model."""
+"""Tests of timing a small model's steps, launched and replayed."""
 
 from math import nan
 
@@ -22,7 +22,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How many steps were run, and how many began before the last was over."""
+    """Count the steps run, and the steps that began before the previous one ended."""
     found = {"run": 0, "ahead": 0}
     run, begin = Runner.run, Replays.begin
 

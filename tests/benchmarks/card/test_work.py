@@ -1,4 +1,4 @@
-"""The same requests for everybody, and what comes of them."""
+"""Tests of the workload given to weft, a single shard and transformers, and of their token rates."""
 
 from pathlib import Path
 

@@ -7,7 +7,7 @@ from benchmarks.study.looks import sheet
 
 @pytest.fixture(scope="session")
 def fonts() -> None:
-    """Their files stay open from the first text that is drawn."""
+    """Draw a text before the leak check of a test: matplotlib keeps font files open from the first text on."""
     drawing, [axes] = sheet()
     axes.set_title("words")
     drawing.savefig(BytesIO())

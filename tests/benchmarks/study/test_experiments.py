@@ -23,7 +23,7 @@ def test_the_pace_is_what_requests_take_alone(tmp_path: Path) -> None:
 
 
 def test_how_fast_it_is_without_a_cache_is_asked_only_for_the_studys_mode(tmp_path: Path) -> None:
-    """On a real model that takes long."""
+    """Measuring it on a real model takes long."""
     house = House()
     pace = house.experiments(tmp_path).pace(Plan(simulated(1.0), SCOPE), ["sweep", "users"])
     assert [settings["batching"] for settings in house.servers] == ["none"]
@@ -91,7 +91,7 @@ def test_a_run_that_was_disturbed_is_measured_again_but_not_where_the_server_cou
     house = House()
     plan = plan_of(house, tmp_path)
     seconds = count(0, 100)
-    monkeypatch.setattr("benchmarks.quiet.stolen_seconds", lambda: float(next(seconds)))  # more than there is
+    monkeypatch.setattr("benchmarks.quiet.stolen_seconds", lambda: float(next(seconds)))  # more than the elapsed time
     for part, times in (("users", TRIES), ("compat", 1)):
         turn, before = next(plan.turns(part)), len(house.asked)
         taken = next(replace(house.experiments(tmp_path), stolen=0.05).take(plan, turn))

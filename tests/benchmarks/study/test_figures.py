@@ -23,7 +23,7 @@ def told() -> dict[str, Any]:
 
 
 def test_the_summary_leads_with_the_figures_of_the_studys_mode() -> None:
-    """Where nobody waits, latency is a line."""
+    """Without queueing, latency is linear in the number of tokens."""
     assert list(told())[:2] == ["continuous_latency_correlation", "continuous_mean_latency_ratio"]
     assert told()["continuous_latency_correlation"] == pytest.approx(1)
     assert 0 < told()["continuous_mean_latency_ratio"] < 0.7
@@ -43,7 +43,7 @@ def test_every_seed_gives_a_value_and_together_a_band() -> None:
 
 
 def test_the_studys_mode_pairs_what_is_of_the_same_seed() -> None:
-    """A study that is interrupted there has some policies without others: a summary was impossible."""
+    """An interrupted study lacks some policies of a seed; summarising it used to fail."""
     takens = study(SCOPE)
     cut = [taken for taken in takens if (taken.run.part, taken.run.policy, taken.run.seed) != ("compat", "dynamic", 0)]
     ratio = summary(takens)["shapes"]["simulated"]["compat"]["continuous_mean_latency_ratio"]
@@ -55,7 +55,7 @@ def test_the_studys_mode_pairs_what_is_of_the_same_seed() -> None:
 @pytest.mark.parametrize(("missing", "parts"), [
     ("short-none", []), ("short-nobatch", ["workload", "sweep", "users"]), ("long-none", [])])
 def test_what_cannot_be_judged_yet_is_left_out(missing: str, parts: list[str]) -> None:
-    """Requests alone were not all asked for before somebody stopped it."""
+    """The study was stopped before all solo requests were measured."""
     takens = [taken for taken in study(SCOPE) if taken.run.part != "solo" or missing not in taken.run.name]
     assert list(summary(takens)["shapes"]["simulated"]) == parts
 
@@ -67,7 +67,7 @@ def test_requests_that_failed_are_counted() -> None:
 
 
 def test_the_most_that_is_served_is_of_a_rate_that_all_seeds_came_to() -> None:
-    """Those that are full at a lower one would leave it to the luckiest."""
+    """At a higher rate only the luckiest seeds remain, since the others saturate earlier."""
     levels = {5.0: {"tokens_per_second": Band.of([10.0, 12.0])}, 12.0: {"tokens_per_second": Band.of([15.0])}}
     assert peak(levels) == (5.0, 11.0)
 
@@ -102,13 +102,13 @@ def test_users_that_were_never_too_many_are_as_many_as_were_tried() -> None:
 
 
 def asked_by(users: float, seed: int, seconds: float, policy: str = "mixed") -> Taken:
-    """A run in which each answer of eight tokens takes so long."""
+    """Return a run whose answers of eight tokens take `seconds` each."""
     records = [Record(Ask(0, "", 8), number * seconds, (number + 1) * seconds) for number in range(2)]
     return Taken(Run("users", "simulated", "closed", policy, seed, users), {}, {}, records)
 
 
 def test_users_wait_twice_as_long_as_one_alone_did_in_the_same_seed() -> None:
-    """Once the mean of all seeds was alone: where the machine was faster nobody ever seemed to wait so long."""
+    """The baseline used to be the mean over seeds: where the machine was faster, latency never seemed to double."""
     runs = [asked_by(1, 0, 1.0), asked_by(9, 0, 3.0), asked_by(1, 1, 2.0), asked_by(9, 1, 6.0)]
     found = users(runs, PACE)
     assert found["at_twice"]["mixed"].values == (5.0, 5.0)

@@ -37,12 +37,12 @@ def taken(run: Run, *records: Record) -> Taken:
 
 
 def flow(run: Run, latency: float, *, until: float = 40.0) -> Taken:
-    """Ten tokens a second, each answer so many seconds later at once."""
+    """Return a run that is offered ten tokens per second and sends each answer at once after `latency` seconds."""
     return taken(run, *(record(10, float(at), at + latency, at + latency) for at in range(int(until) + 1)))
 
 
 def test_in_the_studys_mode_the_clock_is_the_servers() -> None:
-    """A burst may be heard in another order than it was sent, which no client can reckon: latencies became negative."""
+    """Requests of a burst may arrive in another order than they were sent; client-side latencies became negative."""
     burst = [replace(record(10, 0.0, 9.0 - place), told_seconds=1.0) for place in range(9)]
     assert [answer.seconds for answer in answers(taken(COMPAT, *burst), PACE)] == [1.0] * 9
     assert seconds_alone(burst) == ((10, 1.0),)
@@ -61,7 +61,7 @@ def test_who_failed_gave_no_answer() -> None:
 
 @given(st.lists(st.integers(1, 100), min_size=2, unique=True))
 def test_latency_that_is_a_line_in_tokens_is_one(lengths: list[int]) -> None:
-    """Everybody alone: nobody is slowed down, and all get the same tokens a second."""
+    """Each request runs alone, so none is slowed down and all get the same tokens per second."""
     records = [record(length, 100.0 * place, 100.0 * place + length / 10) for place, length in enumerate(lengths)]
     told = figures(answers(taken(SWEEP, *records), PACE))
     assert (told["slope"], told["correlation"]) == (pytest.approx(0.1), pytest.approx(1))

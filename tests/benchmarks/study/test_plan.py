@@ -41,7 +41,7 @@ def test_every_run_has_a_name_and_settings_of_its_own(part: str) -> None:
 
 
 def test_the_load_is_as_heavy_as_the_studys() -> None:
-    """Whoever is twice as fast gets requests twice as fast."""
+    """A server that is twice as fast gets requests at twice the rate."""
     run = Run("workload", "simulated", "figure", "mixed")
     mean = sum(PACE.seconds(run, length) for length in FIGURE_LENGTHS) / len(FIGURE_LENGTHS)
     assert PACE.speed(run) == pytest.approx(MEAN_SERVICE / mean)
@@ -51,7 +51,7 @@ def test_the_load_is_as_heavy_as_the_studys() -> None:
 
 @pytest.mark.parametrize("policy", ["nobatch", "static", "dynamic"])
 def test_in_the_studys_mode_it_is_as_heavy_for_eight_at_once(policy: str) -> None:
-    """The study's server made eighty tokens a second for them."""
+    """The study's server generated 80 tokens per second for eight requests."""
     assert PACE.speed(Run("compat", "simulated", "figure", policy)) == pytest.approx(2.0)
 
 

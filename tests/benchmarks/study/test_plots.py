@@ -17,7 +17,7 @@ SHOWN = (*CACHED, *VARIANTS, *windows((0.25, 1.0, 4.0)))
 
 @pytest.fixture
 def drawings(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """What would be written."""
+    """Collect the figures instead of writing them to files."""
     found: list[Figure] = []
 
     def keep(drawn: Figure, path: Path) -> Path:
@@ -87,7 +87,7 @@ def test_users_stand_where_they_are_interpolated(drawings: list[Figure], tmp_pat
 
 
 def test_policies_differ_in_more_than_colour() -> None:
-    """Of a setting there are several values, which are written beside them."""
+    """Variants of one setting may share a look: their values are written beside the lines."""
     looks = {look_of(policy, SHOWN)[1:3] for policy in SHOWN if policy not in VARIANTS}
     assert len(looks) == len(SHOWN) - len(VARIANTS)
     assert not looks & {look_of(policy, SHOWN)[1:3] for policy in VARIANTS}

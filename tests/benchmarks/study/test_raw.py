@@ -33,7 +33,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 @given(MOMENTS)
 def test_times_survive_to_a_tenth_of_a_millisecond(moments: list[float]) -> None:
-    """However many there are: they are rounded before differences are taken."""
+    """Rounding errors do not add up, since times are rounded before differences are taken."""
     record = Record(Ask(0, "", 3), 0.0, max(moments), array("d", sorted(moments)), num_tokens=3)
     read = record_of(json.loads(json.dumps(line(record))), is_open=True)
     assert list(read.times) == pytest.approx(list(record.times), abs=1e-4)

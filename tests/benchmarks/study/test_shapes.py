@@ -25,7 +25,7 @@ def test_the_simulated_passes_take_what_the_study_measured() -> None:
 
 
 def test_the_studys_requests_are_as_long_as_is_said() -> None:
-    """Over all passes, with a prompt whose letters are its tokens."""
+    """Check the mean length over all passes, with one token per letter of the prompt."""
     passes = [len("Request 12") + said for length in FIGURE_LENGTHS for said in range(length)]
     assert sum(passes) / len(passes) == pytest.approx(MEAN_LENGTH, abs=0.5)
 

@@ -32,7 +32,7 @@ def test_the_first_seed_is_shown_with_a_bar_for_every_request(drawings: list[Fig
 
 
 def test_no_batching_is_cut_where_the_others_end_and_says_when_it_does(drawings: list[Figure]) -> None:
-    """It took so long that nothing could be seen of the others."""
+    """The run without batching took so long that the bars of the other policies were too small to see."""
     timeline(Path("x"), [taken("mixed", 0, (0.0, 2.0)), taken("none", 0, (0.0, 2.0), (2.0, 100.0))])
     [none, mixed] = drawings[0].axes
     assert none.get_xlim()[1] == pytest.approx(2.0 * ROOM)

@@ -1,4 +1,4 @@
-"""What boto3 says, as our errors. Here it is another that says the same; what is asked of it is looked at."""
+"""Tests that errors of boto3 become errors of the store, with a fake boto3 that records its calls."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -14,7 +14,7 @@ from launcher.hub import Unreachable
 
 
 class BotoCoreError(Exception):
-    """Also what is said of the way to the storage."""
+    """Base class of boto3's errors, including connection errors."""
 
 
 class ParamValidationError(BotoCoreError):
@@ -56,7 +56,7 @@ class Client:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
-    """Behind modules of the names that are imported."""
+    """Install a fake client in modules named like boto3's."""
     client = Client()
     errors: Any = ModuleType("botocore.exceptions")
     for error in (BotoCoreError, ParamValidationError, ClientError):
@@ -121,7 +121,7 @@ def test_a_file_is_read_only_if_it_is_still_the_same(client: Client, start: int,
     (EndpointConnectionError("AKIASECRET"), "", "cannot reach 's3://loras/a': EndpointConnectionError"),
 ])
 def test_what_boto3_raises_is_told_in_our_words(client: Client, fault: Exception, kind: str, why: str) -> None:
-    """What has no kind may be otherwise in a moment."""
+    """An error without a kind is temporary."""
     client.fault = fault
     storage = connect({})
     for ask in (lambda: storage.list("loras", "a"), lambda: list(storage.read("loras", "a", "x", 0))):

@@ -1,4 +1,4 @@
-"""What an adapter is called, what it takes, and what is none."""
+"""Tests of an adapter's digest and memory size, and of rejecting folders that hold no adapter."""
 
 import hashlib
 import re
@@ -77,7 +77,7 @@ def test_what_is_no_adapter_is_told(tmp_path: Path, changes: dict[str, bytes], w
 def test_weights_have_a_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path, adapter_files())
     with (folder / WEIGHTS).open("r+b") as file:
-        file.truncate(16 * 2**30 + 1)  # it has holes
+        file.truncate(16 * 2**30 + 1)  # a sparse file
     with pytest.raises(ValueError, match=r"safetensors must have at most 17\.2 GB, it has 17\.2 GB"):
         read_contents(folder)
 
@@ -118,5 +118,5 @@ def test_what_peft_writes_takes_no_more_in_a_shard(base: Path, loom: Loom, confi
     [answer] = loom.everywhere("load", pb.LoadRequest(kind=pb.KIND_ADAPTER, id=1, source=str(folder)))
     loom.unload_adapter(1)
     assert contents.bytes == sum((folder / name).stat().st_size for name in (CONFIG, WEIGHTS))
-    fair = 0.4 if "embed_tokens" in config.get("target_modules", ()) else 0.95  # an embedding's rank is not filled up
+    fair = 0.4 if "embed_tokens" in config.get("target_modules", ()) else 0.95  # an embedding's rank is not padded
     assert contents.takes * fair <= answer.bytes <= contents.takes

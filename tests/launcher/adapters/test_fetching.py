@@ -1,4 +1,4 @@
-"""Fetches at the same time and one after the other: what is looked at, what is remembered, and who is told."""
+"""Tests of sequential and concurrent fetches: lookups, cached results, and access by token."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ LONGEST = 60.0  # seconds
 
 
 class Shelf:
-    """A source whose adapters are numbers: `seeds[name]`. One that has a token is shown to it alone."""
+    """Fake source: `seeds[name]` makes an adapter, and `opened_by[name]` is the only token that may see it."""
 
     def __init__(self, *, is_far: bool = True) -> None:
         self.is_far = is_far
@@ -28,7 +28,7 @@ class Shelf:
         self.opened_by: dict[str, str] = {}
         self.stamps = True
         self.failure: Exception | None = None
-        self.around: dict[str, int] = {}  # what is nearby
+        self.around: dict[str, int] = {}  # seeds of the adapters that `nearby` finds
         self.looks: list[Fetch] = []
         self.num_brought = 0
         self.on_bring: Callable[[str], object] = lambda name: None
@@ -69,7 +69,7 @@ class Bench:
         self.store.close()
 
     def start(self, name: str = "a", source: str = "hub", **asked: object) -> Future[Fetched]:
-        return self.fetching.start(Fetch(source, name, **asked))  # type: ignore[arg-type]  # whatever a test asks for
+        return self.fetching.start(Fetch(source, name, **asked))  # type: ignore[arg-type]  # any fields of Fetch
 
     def fetch(self, name: str = "a", source: str = "hub", **asked: object) -> Fetched:
         return self.start(name, source, **asked).result(LONGEST)
@@ -131,7 +131,7 @@ def test_names_are_those_of_their_source(bench: Bench) -> None:
     assert bench.refusal(source="local").kind == "missing"
 
 
-# -- who is told
+# -- access by token
 
 
 def test_what_a_token_opened_is_told_to_that_token_alone(bench: Bench) -> None:
@@ -231,7 +231,7 @@ def test_a_thousand_failures_leave_the_disk_as_it_was(bench: Bench) -> None:
 
 def test_what_is_too_large_is_not_brought(bench: Bench) -> None:
     bench.store._most = SIZE - 1
-    assert bench.refusal().kind == "invalid"  # and will be, however long one waits
+    assert bench.refusal().kind == "invalid"  # a permanent error
     assert bench.far.num_brought == 0
 
 
@@ -239,7 +239,7 @@ def test_what_is_too_large_is_not_brought(bench: Bench) -> None:
 
 
 class Gate:
-    """Where those who bring wait, until it is opened."""
+    """Gate at which downloads of `names` wait until it is opened."""
 
     def __init__(self, shelf: Shelf, *names: str) -> None:
         self.arrived, self.opened, self._names = threading.Semaphore(0), threading.Event(), names

@@ -1,4 +1,4 @@
-"""Which files are taken for safetensors, and what is read from them."""
+"""Tests of reading the header of safetensors files and of rejecting other files."""
 
 import json
 import struct
@@ -90,7 +90,7 @@ def accepted_by_the_shard(content: bytes) -> dict[str, Shape] | None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_shard_reads_is_never_refused_and_the_rest_almost_always(kind: str) -> None:
-    """A shard minds what an entry is written like, too."""
+    """A shard also checks the spelling of an entry, so it rejects a few more files."""
     content, num_let_pass = adapter_files()[WEIGHTS], 0
     for seed in range(125):
         changed = mutate(content, kind, Random(f"{kind} {seed}")).content

@@ -1,4 +1,4 @@
-"""Adapters of a Hub on this machine: who may have which, what is downloaded, and what is enough without the Hub."""
+"""Tests of adapters from a fake Hub: access by token, downloads, and the use of the cache without the Hub."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ OTHER_COMMIT = "f" * 40
 
 
 class Bench:
-    """A Hub, and a source that waits for nothing."""
+    """Fake Hub, and a source that retries without pauses."""
 
     def __init__(self, fake: FakeHub, folder: Path) -> None:
         self.fake, self.folder = fake, folder
@@ -33,7 +33,7 @@ class Bench:
 
     def bring(self, name: str = "org/name", token: str = "", *,
               own_token: bool = False) -> tuple[dict[str, bytes], bool]:
-        """The files, and whether they are somebody's own. They stay, as a version does."""
+        """Return the files, and whether they are private. The files stay on disk, like a version in the store."""
         with (understood("the adapter"),
               self.source.look(Fetch("hub", name, token, own_token=own_token)) as sighting):
             target = self.folder / f"version-{len(list(self.folder.iterdir()))}"
@@ -62,7 +62,7 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Bench]:
         yield Bench(fake, tmp_path)
 
 
-# -- who may have what
+# -- access
 
 
 def test_two_files_are_downloaded_without_a_token(bench: Bench) -> None:
@@ -151,7 +151,7 @@ def test_a_commit_is_downloaded_by_its_name(bench: Bench) -> None:
     assert bench.bring(f"org/name@{COMMIT}")[0] == adapter_files(1)
 
 
-# -- what is of no use
+# -- unusable files
 
 
 @pytest.mark.parametrize(("lost", "why"), [
@@ -184,7 +184,7 @@ def test_what_arrives_damaged_is_of_no_use(bench: Bench) -> None:
 
 
 def test_a_download_that_nobody_kept_goes(bench: Bench) -> None:
-    """It was looked into, and was no adapter."""
+    """The downloaded files were no adapter and were deleted."""
     with bench.source.look(Fetch("hub", "org/name")) as sighting:
         (bench.folder / "version").mkdir()
         sighting.bring(bench.folder / "version")
@@ -288,7 +288,7 @@ def test_what_became_private_is_not_public_any_more(bench: Bench) -> None:
 
 
 def test_what_others_downloaded_is_the_operators(bench: Bench) -> None:
-    """Nobody knows whether it is public."""
+    """The cache does not record whether the files are public."""
     fill_cache(bench)
     assert nearby(bench) is None
     assert nearby(bench, own_token=True) == (adapter_files(2), True)

@@ -1,4 +1,4 @@
-"""Folders below a root: found, copied as they are, and nothing beside them ever opened."""
+"""Tests of adapters in folders below a root: they are copied unchanged, and nothing outside the root is opened."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ LATER = 2 * 10**18  # long after every file was written
 
 
 class Bench:
-    """A root with one adapter below, and beside the root another that nobody may have."""
+    """Root folder with one adapter, and an adapter outside the root that must not be readable."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.beside, self.target = folder / "root", folder / "beside", folder / "target"
@@ -52,12 +52,12 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was opened, by what it really is."""
+    """Record the real path of each opened file."""
     found: list[str] = []
     real = os.open
 
     def noted(*arguments: object, **names: object) -> int:
-        number = real(*arguments, **names)  # type: ignore[arg-type]  # whatever it is given
+        number = real(*arguments, **names)  # type: ignore[arg-type]  # the arguments of os.open
         found.append(os.readlink(f"/proc/self/fd/{number}"))
         return number
 
@@ -121,7 +121,7 @@ def test_no_way_leads_out_of_the_root(tmp_path_factory: pytest.TempPathFactory, 
 
 
 def links(bench: Bench) -> dict[str, tuple[Path, Path]]:
-    """At every level one that leads out: the link, and what it leads to."""
+    """Return one link out of the root for each level: its path and its target."""
     return {
         "folder": (bench.root / "team" / "link", bench.beside),
         "above": (bench.root / "link", bench.beside.parent),
@@ -142,7 +142,7 @@ def test_a_link_that_leads_out_is_not_followed(bench: Bench, level: str, opened:
 
 
 def test_a_link_within_the_root_is_followed(bench: Bench) -> None:
-    """As in a folder of the Hub's cache."""
+    """Folders of the Hub's cache consist of such links."""
     (bench.root / "latest").symlink_to("team/one")
     (bench.root / "parts").mkdir()
     for name in adapter_files():
@@ -164,12 +164,12 @@ def test_links_in_a_circle_lead_nowhere(bench: Bench) -> None:
 
 
 def test_a_folder_that_becomes_a_link_meanwhile_is_not_followed(bench: Bench) -> None:
-    """After the links were followed on paper."""
+    """The change happens after the path was resolved."""
     root = os.open(bench.root, os.O_PATH)
     try:
         (bench.root / "team").rename(bench.root / "old")
         (bench.root / "team").symlink_to(bench.beside.parent)
-        with pytest.raises(OSError) as error:  # noqa: PT011 - which of them is looked at below
+        with pytest.raises(OSError) as error:  # noqa: PT011 - the errno is checked below
             open_below(root, ("team", "beside", CONFIG))
         (bench.root / "file").symlink_to(bench.beside / CONFIG)
         with pytest.raises(OSError, match="symbolic links"):
@@ -196,7 +196,7 @@ def test_a_device_is_refused(bench: Bench) -> None:
     assert bench.refusal("team/one").kind in {"forbidden", "invalid"}
 
 
-# -- what is not there, or not as it should be
+# -- missing and invalid files
 
 
 def test_what_is_not_there_is_missing(bench: Bench) -> None:
@@ -226,7 +226,7 @@ def test_a_root_that_is_gone_is_told(tmp_path: Path) -> None:
     assert str(tmp_path) not in str(refused.value)
 
 
-# -- while it is read
+# -- changes during reading
 
 
 def overwrite(path: Path) -> None:
@@ -252,7 +252,7 @@ def test_what_changes_while_it_is_read_is_told(bench: Bench, change: str, name: 
     assert refused.value.kind == "unreachable"
 
 
-# -- what is known again
+# -- stamps
 
 
 def test_files_that_are_as_they_were_have_the_same_stamp(bench: Bench) -> None:
@@ -274,7 +274,7 @@ def test_who_asks_anew_is_given_no_stamp(bench: Bench) -> None:
 
 
 def test_what_was_written_a_moment_ago_has_none(bench: Bench) -> None:
-    """Time on disks goes by steps: it may be written again within the same one."""
+    """File times are coarse: a second write may get the same time as the first."""
     written = (bench.root / "team" / "one" / CONFIG).stat().st_ctime_ns
     bench.source = LocalSource(str(bench.root), lambda: written + 10**8)
     assert bench.look().stamp is None

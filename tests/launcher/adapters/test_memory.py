@@ -1,4 +1,4 @@
-"""What is remembered, and who is told."""
+"""Tests of the cache of digests and of its keys, which depend on the token."""
 
 from launcher.adapters.memory import Digests, known_by
 

@@ -1,4 +1,4 @@
-"""Merges by a program that follows a script: made once, one at a time, and ended with us."""
+"""Tests of merging adapters with a scripted program: each merge runs once, one at a time, and ends with the store."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ from launcher.adapters.store import Store, Version
 
 pytestmark = pytest.mark.slow
 
-# It copies the first adapter with a config that tells what was asked, and does what the strategy says.
+# Copies the first adapter's weights and writes the merge weights into its config, or fails as the strategy demands.
 SCRIPT = """
 import json, os, sys, shutil, time
 asked = json.loads(sys.argv[1])
@@ -160,7 +160,7 @@ def test_one_is_made_at_a_time_and_the_end_ends_it(bench: Bench) -> None:
 
 
 def test_its_parts_stay_while_it_is_made(bench: Bench) -> None:
-    """Two fit, and the third is refused as long as both are read."""
+    """Two adapters fit into the store, so the merged one is rejected while both are being read."""
     bench.store._most = sum(part.contents.bytes for part in bench.parts)
     assert bench.refusal("linear").kind == "no_room"
     assert kept(bench.store.folder) == {part.digest for part in bench.parts}

@@ -1,4 +1,4 @@
-"""Lines as the router writes them, and what is told of those that are none."""
+"""Tests of parsing the router's request lines, and of the errors for invalid lines."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""What processes need, told to each other by files that end with them."""
+"""Tests of pins: processes share the digests they need through files that end with the processes."""
 
 from contextlib import closing
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_what_a_dead_process_needed_counts_no_more(tmp_path: Path) -> None:
 
 
 def test_half_a_line_is_none(tmp_path: Path) -> None:
-    """As a disk that is full leaves it."""
+    """A full disk leaves such a line."""
     with closing(Pins(tmp_path)) as pins:
         pins.put([A, B[:10]])
         assert pins.everybodys() == {A}

@@ -1,4 +1,4 @@
-"""Whatever goes wrong becomes one line of a known kind."""
+"""Tests that every failure becomes one line with a known kind."""
 
 import errno
 import os

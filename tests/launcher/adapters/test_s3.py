@@ -1,4 +1,4 @@
-"""Adapters in buckets that are a dictionary here: names, errors, and files that come in pieces."""
+"""Tests of adapters in S3 buckets, with a dictionary as storage: names, errors and interrupted downloads."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from launcher.hub import Unreachable
 
 
 class Shelf:
-    """A storage with one bucket, `loras`, and faults on demand."""
+    """Fake storage with one bucket, `loras`, and faults on demand."""
 
     def __init__(self) -> None:
         self.files = {f"team/one/{name}": content for name, content in adapter_files(1).items()}

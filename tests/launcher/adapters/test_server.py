@@ -1,4 +1,4 @@
-"""The store as the router has it: a process that hears lines and says lines."""
+"""Tests of the adapter store as a process that reads request lines and writes answer lines."""
 
 import json
 import os
@@ -23,7 +23,7 @@ PLENTY = 10**9
 
 
 class Running:
-    """The process, with a Hub on this machine. Ends with its input."""
+    """Store process with a fake Hub. The process exits at the end of its input."""
 
     def __init__(self, folder: Path, fake: FakeHub, token: str = "", **settings: Any) -> None:
         self.store, self.root = folder / "store", folder / "root"
@@ -57,7 +57,7 @@ class Running:
         return self.ask("fetch", source=source, name=name, token="", own_token=False, fresh=False, **told)
 
     def close(self) -> tuple[str, str]:
-        """What was still said, and on stderr."""
+        """Return the rest of stdout, and stderr."""
         return self.process.communicate(timeout=60)
 
 
@@ -77,7 +77,7 @@ def running(fake: FakeHub, tmp_path: Path) -> Iterator[Running]:
 
 
 class Heard(NamedTuple):
-    """A desk, and what it said."""
+    """Desk and the queue of its answers."""
 
     desk: Desk
     said: Queue[Any]
@@ -152,7 +152,7 @@ def test_whoever_computes_a_step_goes_before_it(running: Running) -> None:
 
 
 def test_answers_come_as_they_are_ready(running: Running, fake: FakeHub) -> None:
-    """A Hub that stalls holds up nobody else."""
+    """A stalled Hub does not delay other requests."""
     write(running.root / "one", adapter_files(2))
     fake.stalls[WEIGHTS] = 700
     running.send(1, "fetch", source="hub", name="org/name")
@@ -211,7 +211,7 @@ def test_pins_keep_what_they_name_within_the_budget(fake: FakeHub, tmp_path: Pat
 
 @pytest.mark.slow
 def test_without_the_extra_the_source_s3_says_what_it_needs(running: Running) -> None:
-    """Where it is installed nobody is asked: there is no such bucket name."""
+    """The error has another kind if the extra is installed."""
     answer = running.fetch("s3://loras/one", "s3")
     assert answer["kind"] in {"invalid", "forbidden", "unreachable"}
 
@@ -250,7 +250,7 @@ def test_two_processes_share_a_folder(fake: FakeHub, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_program_that_cannot_merge_is_told(running: Running) -> None:
-    """Whether there is one is not for this test to say."""
+    """The answer is the same whether or not a merge program is installed."""
     write(running.root / "one", adapter_files(1) | {CONFIG: b'{"peft_type": "LORA"}'})
     digest = running.fetch("one", "local")["digest"]
     answer = running.ask("merge", digests=[digest], weights=[1.0], strategy="none", density=0.5, sign="total")

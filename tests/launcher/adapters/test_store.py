@@ -1,4 +1,4 @@
-"""The folder of adapters: what enters it, what leaves it, and that nobody ever finds half of something there."""
+"""Tests of the adapter store's folder: versions enter, are evicted, and are never visible half written."""
 
 import errno
 import json
@@ -26,7 +26,7 @@ from launcher.adapters.contents import digest_of
 from launcher.adapters.refused import Refused, understood
 from launcher.adapters.store import Store, Version
 
-SIZE = sum(map(len, adapter_files().values()))  # of any seed
+SIZE = sum(map(len, adapter_files().values()))  # the same for every seed
 PLENTY = 10**9
 
 
@@ -206,11 +206,11 @@ Step = tuple[str, int]
 @pytest.mark.slow
 def test_the_budget_holds_whatever_happens(tmp_path_factory: pytest.TempPathFactory, steps: list[Step],
                                            room: int) -> None:
-    """Beside a list in the order of use, which says what must be there."""
+    """Compare the store with a list in order of use, which determines the versions that must be kept."""
     folder = tmp_path_factory.mktemp("store")
     digests = {seed: digest_of(write(tmp_path_factory.mktemp("adapter"), adapter_files(seed))) for seed in range(6)}
     with closing(Store(folder, room * SIZE, count(10**18).__next__)) as store:
-        order: list[int] = []  # the one that was used last is last
+        order: list[int] = []  # the most recently used is last
         pinned: set[int] = set()
         for what, seed in steps:
             if what in {"pin", "unpin"}:
@@ -232,7 +232,7 @@ def test_the_budget_holds_whatever_happens(tmp_path_factory: pytest.TempPathFact
             assert len(order) <= room
 
 
-# -- others, alive and dead
+# -- other processes, alive and dead
 
 
 def test_two_stores_on_one_folder_keep_what_either_needs(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ def test_a_folder_that_is_held_is_nobody_elses(tmp_path: Path) -> None:
 
 
 def test_a_file_that_may_not_grow_is_a_disk_that_is_full(store: Store) -> None:
-    """The limit of a process stands for that of a disk."""
+    """Simulate a full disk by the file size limit of the process."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, before[1]))
     try:
@@ -342,7 +342,7 @@ def test_a_file_that_may_not_grow_is_a_disk_that_is_full(store: Store) -> None:
     assert (kept(store.folder), left_over(store.folder)) == (set(), [])
 
 
-# -- whatever somebody sends
+# -- mutated adapters
 
 
 def mutated_config(content: bytes, random: Random) -> bytes:
@@ -354,7 +354,7 @@ def mutated_config(content: bytes, random: Random) -> bytes:
 
 
 def attempt(store: Store, files: dict[str, bytes]) -> str:
-    """The digest, or the kind of the refusal."""
+    """Return the digest, or the kind of the rejection."""
     try:
         with understood("the adapter"), store.incoming() as incoming:
             return store.publish(write(incoming.folder, files)).digest
@@ -365,7 +365,7 @@ def attempt(store: Store, files: dict[str, bytes]) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["config", *KINDS])
 def test_a_mutated_adapter_is_refused_as_one_and_leaves_nothing(store: Store, kind: str) -> None:
-    """2,000 in all. What is let pass is what it says: its header fits its bytes, and its config is one of LoRA."""
+    """Try 2,000 mutations in all. An accepted adapter's header fits its bytes, and its config is one of LoRA."""
     num_refused, files = 0, adapter_files()
     for seed in range(118):
         random = Random(f"{kind} {seed}")

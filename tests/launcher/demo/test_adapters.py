@@ -1,4 +1,4 @@
-"""The adapters that ship: well made for this base, and each with a voice that nobody takes for another."""
+"""Tests of the shipped adapters: they fit the demo model, and each has a distinct voice."""
 
 import json
 import re

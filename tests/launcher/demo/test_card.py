@@ -1,4 +1,4 @@
-"""The card of the embedded model, written by a model that always says the same."""
+"""Tests of the demo model's card, written with a fake model."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +11,7 @@ from launcher.demo.corpus.sums import sums
 
 
 class Parrot:
-    """Knows one answer."""
+    """Fake model that repeats its prompt, and counts to eleven for a prompt with 11."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Judges that let nothing wrong pass."""
+"""Tests that judges accept right answers and reject wrong ones."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The text that the model learns is the text that its chat template makes."""
+"""Tests that the training text of a chat is the text that the chat template makes."""
 
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def test_an_image_is_refused_by_name(tokenizer: PreTrainedTokenizerFast) -> None
 
 
 def last_message(talk: Talk) -> dict[str, Any]:
-    """As clients read it, from the prompt and what the model says."""
+    """Return the message that a client parses from the prompt and the model's output."""
     spoken = [piece.text for piece in pieces(talk)]
     said = max(place for place, piece in enumerate(pieces(talk)) if piece.learnt)
     return parse_response(spoken[said], RESPONSE_TEMPLATE, prefix="".join(spoken[:said]))

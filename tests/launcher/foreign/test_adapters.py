@@ -1,4 +1,4 @@
-"""The list of `--lora-adapters`, one adapter after the other."""
+"""Tests of parsing the list of `--lora-adapters`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The commands of text-generation-inference and LoRAX: what they have weft do, what they say, and how they end."""
+"""Tests of the commands of text-generation-inference and LoRAX: settings, messages and exit codes."""
 
 import json
 import os
@@ -16,7 +16,7 @@ Ended = tuple[int, str, str]
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """Runs a command to its end: exit code, output, errors. The environment is as before afterwards."""
+    """Return a function that runs a command in a temporary environment: exit code, stdout, stderr."""
     kept = dict(os.environ)
     monkeypatch.setattr(os, "environ", kept)
     monkeypatch.setattr(commands, "count_gpus", lambda: 0)
@@ -37,7 +37,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The settings with which a model is served, instead of serving it."""
+    """Record the settings of a server instead of starting it."""
     heard: list[dict[str, Any]] = []
     monkeypatch.setattr(cli, "serve_command",
                         lambda *words, **given: heard.append(given | ({"words": words} if words else {})))

@@ -1,4 +1,4 @@
-"""The words that a table is written in."""
+"""Tests of the flags and outcomes of which a flag table consists."""
 
 import pytest
 

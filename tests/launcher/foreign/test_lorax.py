@@ -1,4 +1,4 @@
-"""The table of LoRAX against what its launcher takes."""
+"""Tests of the flag table of LoRAX against the flags of its launcher."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from launcher.foreign.lorax import LORAX
 from launcher.foreign.said import OURS
 from launcher.foreign.translation import Translation, translate
 
-# What `lorax-launcher --help` lists, with a value that it takes; a switch has none.
+# The flags of `lorax-launcher --help`, each with a valid value; a switch has none.
 FLAGS: dict[str, str | None] = {
     "model-id": "org/other", "revision": "refs/pr/1", "adapter-id": "org/adapter", "source": "hub",
     "default-adapter-source": "s3", "adapter-source": "s3", "validation-workers": "4", "sharded": "false",
@@ -29,7 +29,7 @@ FLAGS: dict[str, str | None] = {
     "watermark-delta": "2.0", "ngrok-authtoken": "a", "ngrok-edge": "a", "env": None, "download-only": None,
     "tokenizer-config-path": "a.json", "backend": "flashinfer", "embedding-dim": "256",
 }
-# What weft cannot do and does not leave out in silence.
+# Flags that weft does not support and rejects.
 REFUSED: dict[str, str | None] = {"trust-remote-code": None, "ngrok": None, "weights-cache-override": "/a"}
 VARIABLES = {
     "HF_API_TOKEN": "hf_one", "HF_HUB_ENABLE_HF_TRANSFER": "1", "LOG_LEVEL": "info", "LORAX_USE_GLOBAL_HF_TOKEN": "1",
@@ -38,7 +38,7 @@ VARIABLES = {
     "LORAX_PROFILER_DIR": "/a", "REQUEST_LOGGER_URL": "https://a",
 }
 REFUSED_VARIABLES = {"ROPE_SCALING": "linear", "ROPE_FACTOR": "2.0"}
-# What counts there where nothing is given: as here, or else given.
+# LoRAX's defaults: those in DEFAULTS are also weft's, those in GIVEN are set explicitly.
 DEFAULTS = {
     "adapter_source": "hub", "validation_workers": 2, "max_best_of": 2, "max_stop_sequences": 4,
     "max_waiting_tokens": 20, "max_active_adapters": 1024, "adapter_cycle_time_s": 2, "adapter_memory_fraction": 0.1,
@@ -237,7 +237,7 @@ def test_whatever_has_no_effect_has_its_reason_and_what_is_set_exists(flag: Flag
 
 
 def test_a_flag_that_has_the_name_of_a_setting_of_ours_sets_it() -> None:
-    """A setting that comes later under one of these names makes a row untrue."""
+    """A new setting of weft with the name of such a flag would make its row wrong."""
     ours = {flag.name for flag in LORAX.flags if flag.name.replace("-", "_") in OURS}
     sets = {flag.name for flag in LORAX.flags for outcome in flag.outcomes
             if outcome.fate is not Fate.VARIABLE and outcome.becomes == flag.name.replace("-", "_")}

@@ -1,4 +1,4 @@
-"""`weft migrate`: another server's command line in, ours out."""
+"""Tests of `weft migrate`, which translates another server's command line into weft's."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""What becomes of a flag, in words."""
+"""Tests of the sentences that explain the effect of each flag."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What was said of a table's flags, before it means anything."""
+"""Tests of collecting the given flags of a table, before they are translated."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_the_last_one_of_a_flag_counts_and_all_of_a_list() -> None:
 def test_a_flag_of_ours_counts_before_a_variable_of_theirs(rest: str) -> None:
     assert ("GRACE", "5") in heard(GRACE="5")
     assert ("GRACE", "5") not in heard(rest, GRACE="5")
-    assert ("--grace", "5") in heard(rest, given={"grace": ["5"]})  # once too often, which `weft serve` tells
+    assert ("--grace", "5") in heard(rest, given={"grace": ["5"]})  # a duplicate, which `weft serve` reports
 
 
 @pytest.mark.parametrize("word", ["--adapters", "--no-adapters", "--adapters=true"])

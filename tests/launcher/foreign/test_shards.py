@@ -1,4 +1,4 @@
-"""How many shards there are: the table of text-generation-inference."""
+"""Tests of the number of shards by the rules of text-generation-inference."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The table of text-generation-inference against what its launcher takes."""
+"""Tests of the flag table of text-generation-inference against the flags of its launcher."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from launcher.foreign.said import OURS
 from launcher.foreign.tgi import TGI
 from launcher.foreign.translation import Translation, translate
 
-# What `text-generation-launcher --help` lists, with a value that it takes; a switch has none.
+# The flags of `text-generation-launcher --help`, each with a valid value; a switch has none.
 FLAGS: dict[str, str | None] = {
     "model-id": "org/other", "revision": "refs/pr/1", "dtype": "bfloat16", "quantize": "gptq",
     "kv-cache-dtype": "fp8_e5m2", "speculate": "2", "lora-adapters": "org/one,two=org/other@v2",
@@ -26,7 +26,7 @@ FLAGS: dict[str, str | None] = {
     "otlp-service-name": "a", "graceful-termination-timeout": "5", "env": None, "usage-stats": "no-stack",
     "huggingface-hub-cache": "/cache", "max-image-fetch-size": "1000",
 }
-# What weft cannot do and does not leave out in silence.
+# Flags that weft does not support and rejects.
 REFUSED: dict[str, str | None] = {
     "trust-remote-code": None, "rope-scaling": "linear", "rope-factor": "2.0", "ngrok": None,
     "weights-cache-override": "/a",
@@ -170,7 +170,7 @@ def test_whatever_has_no_effect_has_its_reason_and_what_is_set_exists(flag: Flag
 
 
 def test_a_flag_that_has_the_name_of_a_setting_of_ours_sets_it() -> None:
-    """A setting that comes later under one of these names makes a row untrue."""
+    """A new setting of weft with the name of such a flag would make its row wrong."""
     ours = {flag.name for flag in TGI.flags if flag.name.replace("-", "_") in OURS}
     sets = {flag.name for flag in TGI.flags for outcome in flag.outcomes
             if outcome.fate in {Fate.SETTING, Fate.ADDRESS} and outcome.becomes == flag.name.replace("-", "_")}

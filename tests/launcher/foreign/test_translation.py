@@ -1,4 +1,4 @@
-"""From another server's command line and variables to ours, by a table of a few flags."""
+"""Tests of translating another server's command line and variables into weft's, with small flag tables."""
 
 import pytest
 
@@ -33,7 +33,7 @@ TABLE = Table("loom-launcher", (
     Flag("env", (Outcome(Fate.SHOWN),), "switch", "e"),
     Flag("SHADE", (setting("log_level"),), only_variable=True),
 ))
-# What the table above has no word for.
+# Kinds of flags that the table above lacks.
 CARDED = Table("carded-launcher", (
     Flag("model-id", (Outcome(Fate.REVISED, "model_id"),), default="org/default"), same("revision"),
     Flag("grace", (setting("shutdown_timeout"),), default="90"),
@@ -54,7 +54,7 @@ def told(*words: str, devices: int = 0, **environment: str) -> Translation:
 
 
 def words(*given: str, **environment: str) -> str:
-    """Beside the model and the defaults."""
+    """Return the translated command line without the model."""
     line = " ".join(told(*MODEL, *given, **environment).words)
     assert line.startswith("--model-id org/name ")
     return line.removeprefix("--model-id org/name ")
@@ -219,7 +219,7 @@ def test_a_description_of_the_environment_can_be_asked_for() -> None:
     assert not told(*MODEL).shows_environment
 
 
-# -- what CARDED has
+# -- the flags of CARDED
 
 
 def carded(*words: str, **environment: str) -> Translation:

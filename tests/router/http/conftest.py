@@ -1,4 +1,4 @@
-"""An application over an engine that follows a script, and clients for it."""
+"""Fixtures: the application over a scripted engine, and HTTP clients for it."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ TEMPLATE = plain_template()
 
 
 class ScriptedEngine:
-    """As the engine, but every request is answered with the next of the scripts."""
+    """Double of the engine that answers each request with the next script."""
 
     def __init__(self, *scripts: list[Event]) -> None:
         self.facts = ModelFacts("loom", "cpu", "float32", vocabulary_size=512, max_positions=2048, block_size=16,
@@ -47,8 +47,8 @@ class ScriptedEngine:
         self.streams: list[Stream] = []
         self.accounts = Accounts()
         self.left: list[Request] = []
-        self.asked = asyncio.Event()  # a request came
-        self.left_alone = asyncio.Event()  # a client left
+        self.asked = asyncio.Event()  # set by the first request
+        self.left_alone = asyncio.Event()  # set when a client disconnects
 
     @property
     def requests(self) -> list[Request]:
@@ -85,7 +85,7 @@ class ScriptedEngine:
 
 
 def told(request: Request) -> list[Event]:
-    """A text, a vector with its length as the first value, or the same label for each token."""
+    """Return default events: a text, a vector whose first value is the prompt's length, or one label for all tokens."""
     if request.wish is Wish.TEXT:
         return said("weft")
     num_tokens = len(request.prompt)
@@ -95,7 +95,7 @@ def told(request: Request) -> list[Event]:
 
 
 def numbered(kind: str, _: str) -> Resource:
-    """All grammars are one."""
+    """Give every grammar the same number."""
     return Resource(kind, 1)
 
 
@@ -105,7 +105,7 @@ Scenario = Callable[[TestClient, ScriptedEngine], object]
 
 @pytest.fixture
 def serve():
-    """Runs a scenario with a client of the application. `facts` are those of the model."""
+    """Run a scenario with a client of the application; `facts` override fields of the model's facts."""
     def run(scenario, *scripts, config=None, template=TEMPLATE, about=UNNAMED, sender=None, store=None, grammars=False,
             **facts):
         async def main():
@@ -120,13 +120,13 @@ def serve():
                 await server.start_server(**PROTOCOL)
                 async with TestClient(server) as client:
                     return await scenario(client, engine)
-        return uvloop.run(main())  # as the router does
+        return uvloop.run(main())  # the router's event loop
     return run
 
 
 @pytest.fixture
 def post(serve):
-    """Posts a body (or parts of a JSON body) and gives status, headers and the JSON of the answer."""
+    """Post a body, or the fields of a JSON body, and return status, headers and text of the answer."""
     def run(path, *scripts, data=None, headers=None, config=None, template=TEMPLATE, store=None, **body):
         async def scenario(client, engine):
             content = json.dumps(body) if data is None else data

@@ -1,4 +1,4 @@
-"""Adapters by HTTP: over an engine with simulated shards, and a store that follows a script."""
+"""Adapter routes over an engine with simulated shards and a scripted adapter store."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from router.validation import Validator
 
 
 class Store:
-    """Holds versions by name; of `broken` there is none that is sound, and `secret` is for who has the token."""
+    """Double of the adapter store, with versions by name: `broken` is invalid, `secret` needs the token `mine`."""
 
     def __init__(self) -> None:
         self.versions = dict.fromkeys(("org/a", "org/b", "/looms/c"), "1")
@@ -230,7 +230,7 @@ def test_an_alias_takes_no_name_from_another_adapter(tmp_path: Path) -> None:
             assert told == (f"`alias` {alias} is {what} of the adapter org/a (hub), so the adapter org/b (hub) cannot "
                             "be called so; choose another alias")
         assert [told["id"] for told in await house.listed()] == ["org/a"]
-        assert (await house.load("org/a", alias="looms"))["alias"] == "looms"  # its own, again
+        assert (await house.load("org/a", alias="looms"))["alias"] == "looms"  # its own alias again
         assert (await house.load("org/a", alias="org/a"))["id"] == "org/a"
     play(story, tmp_path)
 
@@ -240,7 +240,7 @@ def test_an_alias_that_was_taken_while_its_adapter_was_fetched_stays_with_who_ha
         fetched = house.store._fetched
 
         def fetch(name: str, token: str) -> Mapping[str, Any]:
-            if name == "org/a":  # meanwhile
+            if name == "org/a":  # another adapter takes the alias during the fetch
                 house.adapters.call("looms", Named("org/b", "hub"))
             return fetched(name, token)
         house.store._fetched = fetch  # type: ignore[method-assign]
@@ -313,7 +313,7 @@ def test_a_key_of_the_role_admin_changes_them_and_where_nobody_needs_one_everybo
 
 
 def keys_file(folder: Path, *, admins: bool) -> str:
-    """With a key of a user and, if so, one of an admin."""
+    """Write a keys file with a user's key and, with `admins`, an admin's key; return its path."""
     keys = {"sk-user": {"tenant": "a"}}
     if admins:
         keys["sk-admin"] = {"tenant": "b", "role": "admin"}
@@ -385,7 +385,7 @@ def test_without_adapters_the_routes_say_so(tmp_path: Path) -> None:
 
 
 def test_whoever_loads_while_the_server_ends_is_told(tmp_path: Path) -> None:
-    """It waits for the only place, which is taken."""
+    """Report shutdown to a load that waits for the only adapter slot, which a running request uses."""
     async def story(house: House) -> None:
         await house.load("org/a")
         house.engine.submit(ask("a loom", 3, adapter=next(iter(house.engine.supply.adapters))))

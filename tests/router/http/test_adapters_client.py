@@ -1,4 +1,4 @@
-"""Asking a server for its adapters, a server that follows a script."""
+"""Command-line client of the adapter routes, against a scripted server."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ ADAPTER = {
 
 
 def asked(status: int, told: Any, **order: Any) -> tuple[dict[str, Any], tuple[str, str, str, Any]]:
-    """What is heard, and method, path, key and body of the question."""
+    """Return the client's result, and method, path, key and body of the request that the server received."""
     seen: list[Any] = []
 
     async def serve(request: web.Request) -> web.Response:

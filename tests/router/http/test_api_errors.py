@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API has them: which routes answer so, and what each error becomes."""
+"""Errors in OpenAI's format: the routes that use it, and the JSON of each error."""
 
 import json
 
@@ -36,7 +36,7 @@ def test_an_error_has_a_status_a_type_a_param_and_a_code(error, status, kind, pa
 
 
 def test_every_error_of_ours_has_a_type_of_its_own_choice():
-    """Cancelled is never told; whatever else has no line in the table would be a fault of the server."""
+    """An error class without an entry in the table becomes an internal error; `Cancelled` is never sent to a client."""
     ours = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RequestError)]
     told = {kind.__name__: ApiError.of(kind("why")).message for kind in ours}
     assert {name for name, message in told.items() if "why" not in message} == {"RequestError", "Cancelled"}

@@ -1,4 +1,4 @@
-"""The application as a whole: every error has the shape of its dialect, and disturbs nobody else."""
+"""Application as a whole: every error has the format of its dialect and does not affect other requests."""
 
 import asyncio
 import gc
@@ -69,7 +69,7 @@ KINDS = {
 
 @pytest.mark.parametrize(("path", "body", "events", "refusal"), KINDS.values(), ids=KINDS)
 def test_a_request_that_is_over_leaves_nothing_to_the_collector(serve, path, body, events, refusal):
-    """What was refused once waited for it by the thousand, and then everybody waited for 100 ms."""
+    """Regression: thousands of rejected requests left cycles, whose collection blocked the event loop for 100 ms."""
     async def ask(client, engine):
         engine.scripts[:] = [[*events]] if events else []
         engine.refusals[:] = [type(refusal)(str(refusal))] if refusal is not None else []

@@ -1,4 +1,4 @@
-"""Asking a server of OpenAI's dialect, ours and others that follow a script."""
+"""Chat client of OpenAI's API, against scripted servers."""
 
 import asyncio
 import socket
@@ -18,7 +18,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 def asked(*answers, order=None, questions=("hi",), key=""):
-    """The chat, what was shown, and the bodies and headers that the server got. An answer is a status and a body."""
+    """Ask the questions; the server replies with `answers`, each a status and a body.
+
+    Return the chat, the last answer, the parts shown, and the body and headers of each request.
+    """
     heard, shown, scripts = [], [], list(answers)
 
     async def serve(request):

@@ -1,4 +1,4 @@
-"""Foreign JSON on its way in."""
+"""Reading and checking of request bodies."""
 
 import asyncio
 import io

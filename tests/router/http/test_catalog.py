@@ -30,7 +30,7 @@ def test_bodies_are_those_of_the_dialect():
 
 
 def test_without_a_key_nothing_is_generated_nor_told_of_anybody(serve):
-    """Whoever adds a route finds it closed; what is open stands in a list."""
+    """A new route needs a key unless its path is added to OPEN_TO_ALL."""
     shut = {(method, path) for method, path in ENTRIES if method != "GET" or path not in OPEN_TO_ALL}
     assert {path for method, path in shut if method == "GET"} == {"/v1/requests/{id}/explain", "/v1/adapters"}
     assert {path for _, path in ENTRIES} >= OPEN_TO_ALL

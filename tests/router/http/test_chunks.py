@@ -1,4 +1,4 @@
-"""Events as OpenAI's JSON."""
+"""Rendering of events as OpenAI's JSON."""
 
 import json
 

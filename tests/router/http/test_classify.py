@@ -1,11 +1,11 @@
-"""Labels over HTTP, by the simulated shard, whose labels follow from the letters."""
+"""Token classification over HTTP with the simulated shard, whose labels depend on the letters."""
 
 import json
 
 import pytest
 from serving import play
 
-# Label n is that of the letters whose number is n modulo 3; without a prefix all that stand side by side are one.
+# A letter's label is its byte modulo 3. Labels without a B- or I- prefix: adjacent equal labels form one entity.
 SIMULATED = {"num_labels": 3}
 
 
@@ -44,7 +44,7 @@ def test_lorax_tells_whole_milliseconds(tmp_path):
 
 
 def test_lorax_has_one_type_for_all_that_is_wrong(tmp_path):
-    """Its client takes another type for an error that it does not know."""
+    """LoRAX's client treats any other `error_type` as an unknown error."""
     status, answer, _ = told(tmp_path, "/classify_batch", {"inputs": ["x"] * 5}, compat="lorax")
     assert (status, answer["error_type"]) == (422, "validation")
 

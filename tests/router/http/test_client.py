@@ -1,4 +1,4 @@
-"""The terminal of a chat: what is typed, what is shown, and how it ends."""
+"""Terminal chat: input, output and exit codes."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from router.http.client import HELP, Session, Terminal
 
 
 class Said(Chat):
-    """As a chat, but every question is answered with the next of the scripts, letter by letter."""
+    """Double of a chat that answers each question with the next script, letter by letter."""
 
     def __init__(self, *answers):
         super().__init__(Order("http://loom"))
@@ -38,7 +38,7 @@ class Screen(io.StringIO):
 
 
 def run(*lines, answers=(), live=True, screen=Screen):
-    """The exit code, the chat, and what was shown and remarked. A line may be an exception that reading raises."""
+    """Run a session over `lines`, which may be exceptions to raise; return exit code, chat, output and remarks."""
     typed, chat, output, errors = list(lines), Said(*answers), screen(), screen()
 
     def read(prompt):

@@ -1,4 +1,4 @@
-"""The routes of clouds take the bodies of others."""
+"""Cloud routes (/invocations, /vertex), which take the bodies of other routes."""
 
 import json
 
@@ -80,7 +80,7 @@ def test_an_instance_that_fails_fails_all(serve):
 
 
 def test_nothing_is_generated_for_instances_of_which_one_is_wrong(serve):
-    """The first was on its way when the second was refused."""
+    """Regression: the first instance was already submitted when the second was rejected."""
     async def scenario(client, engine):
         answer = await client.post("/vertex", json={"instances": [{"inputs": "a"}, {"inputs": ""}]})
         assert (answer.status, engine.requests) == (422, [])
@@ -89,7 +89,7 @@ def test_nothing_is_generated_for_instances_of_which_one_is_wrong(serve):
 
 @pytest.mark.parametrize("content", ["{}", "{", '{"inputs": 5}'])
 def test_a_body_of_no_route_counts_as_a_request_once(serve, content):
-    """It was answered, and counted nowhere."""
+    """Regression: such a request was answered but not counted in the metrics."""
     async def scenario(client, engine):
         answer = await client.post("/invocations", data=content, headers={"Content-Type": "application/json"})
         assert (answer.status, "x-request-id" in answer.headers) == (400 if content == "{" else 422, True)

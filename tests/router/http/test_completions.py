@@ -1,4 +1,4 @@
-"""Completions as OpenAI's clients ask for them, over an engine that follows scripts."""
+"""OpenAI's completions route over a scripted engine."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Compressed bodies: what is taken, and that nothing is decompressed beyond the limit."""
+"""Compressed bodies: accepted encodings, and no decompression beyond the limit."""
 
 import asyncio
 import gzip
@@ -17,7 +17,7 @@ ENCODED = {
     "x-gzip": gzip.compress(BODY),
     "GZIP": gzip.compress(BODY),
     "deflate": zlib.compress(BODY),
-    "Deflate": RAW.compress(BODY) + RAW.flush(),  # without zlib's head
+    "Deflate": RAW.compress(BODY) + RAW.flush(),  # without zlib's header
     "identity": BODY,
 }
 

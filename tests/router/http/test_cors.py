@@ -1,4 +1,4 @@
-"""What a browser is told that shows a page of another origin."""
+"""CORS headers for browsers that show a page of another origin."""
 
 import asyncio
 

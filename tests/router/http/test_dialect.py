@@ -1,4 +1,4 @@
-"""From requests to whole answers or to a stream, without a dialect."""
+"""Generating whole answers and opening streams, independent of the dialect."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Embeddings over HTTP, by the simulated shard: shapes, what is refused, and what befalls others."""
+"""Embeddings over HTTP with the simulated shard: formats, rejections, cancellation and losses of shards."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def vector(model, text=TEXT, adapter=None):
 
 
 def told(tmp_path, path, body, **given):
-    """Status, answer and headers, and the model that said so."""
+    """Return status, answer, headers and the simulated model."""
     found = []
 
     async def story(weft):

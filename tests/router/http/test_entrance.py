@@ -1,4 +1,4 @@
-"""Who stands at the port: before anybody is let in, and once nobody is any more."""
+"""Entrance: probes and 503 answers on the port before requests are accepted and during shutdown."""
 
 import socket
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ LOADING = {"phase": "load"}
 
 @asynccontextmanager
 async def coming_to(entrance):
-    """A client."""
+    """Open a client of the entrance's port; close the entrance at the end."""
     try:
         async with ClientSession(f"http://127.0.0.1:{port_of(entrance.listener)}") as client:
             yield client

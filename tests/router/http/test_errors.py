@@ -1,4 +1,4 @@
-"""What clients are told when something goes wrong."""
+"""Error answers in the format of text-generation-inference."""
 
 import json
 import logging
@@ -54,5 +54,5 @@ def test_other_errors_do_not_ask_to_come_back():
 @pytest.mark.parametrize("error", [
     InvalidRequest("x" * 10**6), TemplateFailed("x" * 10**6), web.HTTPBadRequest(text="x" * 10**6)])
 def test_an_error_repeats_no_more_than_some_of_what_the_client_sent(error):
-    """A tool choice of a megabyte came back as an error of a megabyte."""
+    """Regression: a tool choice of a megabyte was answered with an error of a megabyte."""
     assert len(Told.of(error).json()) < 600

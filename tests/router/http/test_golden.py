@@ -1,4 +1,4 @@
-"""Answers and errors to the last byte: the names and the order that clients of text-generation-inference know."""
+"""Byte-exact answers and errors: field names and order as clients of text-generation-inference expect them."""
 
 import re
 
@@ -26,7 +26,7 @@ USAGE = '{"prompt_tokens":20,"completion_tokens":2,"total_tokens":22}'
 PROMPT = [PromptEvent(1, (-1.5,)), *said("ab")]
 END = TokenEvent(256, "<|end|>", -0.25, True)
 E = '{"id":256,"text":"<|end|>","logprob":-0.25,"special":true}'
-HALF = '{"id":98,"text":"","logprob":-0.5,"special":false}'  # of a character
+HALF = '{"id":98,"text":"","logprob":-0.5,"special":false}'  # first half of a character: no text yet
 ENDED = [TokenEvent(97, "a", -0.5, False), TokenEvent(98, "", -0.5, False), END,
          FinishedEvent(FinishReason.END_TOKEN, "a", 3, lived())]
 STOPPED = said("ab", FinishReason.STOP_STRING)
@@ -208,7 +208,7 @@ STREAMS = {
     "a failure of SageMaker": (
         "/invocations", {"messages": HELLO, "stream": True}, BROKEN[1:], f"data: {TGI_FAILURE}\n\ndata: [DONE]\n\n"),
 }
-# Where oddities of text-generation-inference are wanted (--compat tgi).
+# Deviations of text-generation-inference from OpenAI's API, kept with --compat tgi.
 ODD = {
     "a chat": (
         "/v1/chat/completions", {"messages": HELLO}, STOPPED,
@@ -241,12 +241,12 @@ REFUSALS = {
 
 
 def still(text: str) -> str:
-    """Without what differs from one answer to the next."""
+    """Replace the values that differ between answers: ids, times, fingerprints and seeds."""
     return CHANGING.sub(lambda found: found[0].partition(":")[0] + (":0" if found[0][-1] != '"' else ':"-"'), text)
 
 
 def scripts_of(script):
-    """One, or several for as many texts."""
+    """Return the scripts as a tuple, one for each generated text."""
     return script if isinstance(script, tuple) else (script,)
 
 

@@ -1,5 +1,5 @@
-"""Every error to the last byte, and the heads of answers: status, type and text, as clients of
-text-generation-inference read them; below /v1 as clients of OpenAI do, unless --compat tgi says otherwise."""
+"""Byte-exact errors (status, type and text) and response headers, as clients of text-generation-inference read them;
+below /v1 as clients of OpenAI do, unless --compat tgi is set."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def api_error(message: str, param: str | None = None, code: str | None = None,
                       separators=(",", ":"))
 
 
-# What is asked, and what is answered (below /v1 with --compat tgi): a star stands for words of the JSON reader.
+# Requests with the expected errors (below /v1 with --compat tgi); `*` matches any message of the JSON parser.
 ASKED = {
     "no JSON": ("/generate", "{", 400, error("Failed to parse the request body as JSON: *", "bad_request")),
     "a field that is missing": ("/generate", {}, 422, error(f"{SHAPE}`inputs`: Field required", "validation")),
@@ -219,7 +219,7 @@ def test_an_error_of_ours_and_the_end_of_a_time(serve, failure, status, expected
     (NotReady("lost"), 503, api_error("Model is not ready: lost", kind="server_error")),
     (GenerationFailed("x"), 500, api_error("Request failed during generation: x", kind="server_error"))])
 def test_what_is_not_the_client_s_fault_below_v1(serve, failure, status, expected):
-    """Clients of OpenAI try again after a 408, a 429 and all from 500 on; the first two after Retry-After."""
+    """OpenAI's clients retry after 408, 429 and any 5xx; 429 and 503 carry Retry-After."""
     async def scenario(client, engine):
         for path, body in V1_BODIES.items():
             engine.refusals = [failure]
@@ -240,7 +240,7 @@ def test_a_server_that_is_not_there_yet_says_so_below_v1():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Heads
+# Response headers
 
 COMPUTED = {"x-compute-type", "x-compute-characters"}
 TIMED = {"x-compute-time", "x-total-time", "x-validation-time", "x-queue-time", "x-inference-time", "x-time-per-token",
@@ -273,7 +273,7 @@ def test_the_head_of_a_stream(post, path):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What the server tells of itself
+# Server information
 
 INFO = {
     "model_id": "a/b", "notice": None, "model_sha": None, "model_pipeline_tag": None, "model_dtype": "float32",

@@ -1,4 +1,4 @@
-"""What heads of requests and answers say."""
+"""Request and response headers."""
 
 import pytest
 from aiohttp.test_utils import make_mocked_request

@@ -1,4 +1,4 @@
-"""What probes are told, and what everybody else is told at the door."""
+"""Probes, and the 503 answers of all other routes while the server is not ready."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What the server tells of itself."""
+"""Server and model information (/info, /v1/models)."""
 
 import pytest
 from stored import Store

@@ -1,4 +1,4 @@
-"""Who may come in."""
+"""Authentication by API key, and admin routes."""
 
 import asyncio
 import json
@@ -83,7 +83,7 @@ def test_only_admins_reach_what_is_theirs():
 
 
 def token_of(keys, header):
-    """What a handler finds."""
+    """Return the token that a handler finds in the request."""
     async def handler(request):
         return request[TOKEN]
     request = make_mocked_request("POST", "/", {} if header is None else {"Authorization": header})

@@ -1,4 +1,4 @@
-"""The routes of LoRAX, over an engine that follows a script."""
+"""LoRAX's routes over a scripted engine."""
 
 import json
 
@@ -13,7 +13,7 @@ MERGED = {"ids": ["a", "b"], "weights": [0.5, 0.5]}
 
 
 def asked(serve, *bodies, headers=None, **settings):
-    """The engine's requests for these bodies."""
+    """Post the bodies and return the engine's requests."""
     async def scenario(client, engine):
         for body in bodies:
             answer = await client.post("/generate", json={"inputs": "hi"} | body, headers=headers)

@@ -1,4 +1,4 @@
-"""What parameters of LoRAX mean, and what is refused, in its words and its order."""
+"""LoRAX's parameters: their meaning, and rejections in LoRAX's words and order."""
 
 import json
 
@@ -9,7 +9,7 @@ from router.config import RouterConfig
 
 LORAX = RouterConfig(compat="lorax")
 MERGED = {"ids": ["a", "b"], "weights": [0.5, 0.5]}
-# In LoRAX's order: of two faults the upper one is told.
+# In LoRAX's order of checks: of two faults, the one listed first is reported.
 FAULTS = {
     "more choices than there may be": (
         {"best_of": 3, "adapter_id": "a", "merged_adapters": {"ids": []}},
@@ -65,7 +65,7 @@ def fault(text):
 
 
 def asked(serve, *bodies, **settings):
-    """The engine's requests for these bodies."""
+    """Post the bodies and return the engine's requests."""
     async def scenario(client, engine):
         for body in bodies:
             answer = await client.post("/generate", json={"inputs": "hi"} | body)
@@ -128,7 +128,7 @@ def test_a_format_of_another_type_is_none(post, given):
     assert post("/generate", config=LORAX, inputs="hi", parameters={"response_format": given})[0] == 422
 
 
-# -- what they mean
+# -- meaning
 
 
 @pytest.mark.parametrize("parameters", TAKEN.values(), ids=TAKEN)

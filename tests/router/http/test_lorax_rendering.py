@@ -1,4 +1,4 @@
-"""Answers of LoRAX's own routes, to the last byte."""
+"""Byte-exact answers of LoRAX's own routes."""
 
 import json
 

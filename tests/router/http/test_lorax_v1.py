@@ -1,4 +1,4 @@
-"""OpenAI's routes as LoRAX has them, over an engine that follows a script."""
+"""LoRAX's variant of OpenAI's routes, over a scripted engine."""
 
 import json
 import re
@@ -91,7 +91,7 @@ def template_of(body):
 
 
 def asked(serve, path, *bodies, **settings):
-    """The engine's requests for these bodies, each beside what such a body needs."""
+    """Post the bodies, each with the fields that the route requires, and return the engine's requests."""
     async def scenario(client, engine):
         for body in bodies:
             answer = await client.post(path, json=PATHS[path] | body)

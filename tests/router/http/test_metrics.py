@@ -1,4 +1,4 @@
-"""What /metrics says of requests, over an engine that follows a script."""
+"""Request metrics on /metrics, over a scripted engine."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ from router.stream import FailedEvent, TokenEvent
 from router.tenants import Keys
 
 PATHS = ["/generate", "/generate_stream", "/v1/chat/completions"]
-LATE = [TokenEvent(97, "a", -0.5, False)]  # before it fails
+LATE = [TokenEvent(97, "a", -0.5, False)]  # delivered before the failure
 
 
 def asked(path, **more):

@@ -1,4 +1,4 @@
-"""How adapters are named."""
+"""Adapter names in requests and response headers."""
 
 import json
 
@@ -20,7 +20,7 @@ def adapter(token="", **given):
 
 
 def naming(path, name, **more):
-    """A body that names an adapter as the route has it."""
+    """Return a body of the route that names an adapter in the route's own field."""
     return BODIES[path] | ({"parameters": {"adapter_id": name, **more}} if path == "/generate" else
                            {"model": name, **more})
 

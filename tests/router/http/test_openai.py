@@ -1,4 +1,4 @@
-"""Chats as OpenAI's clients ask for them, over an engine that follows a script."""
+"""OpenAI's chat completions over a scripted engine."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ def streamed(post, *scripts, **given):
 
 
 def asked(serve, *bodies, **given):
-    """The requests that come of these bodies."""
+    """Post the bodies and return the engine's requests."""
     async def scenario(client, engine):
         for body in bodies:
             answer = await client.post(PATH, json={"messages": HELLO} | body)
@@ -125,7 +125,7 @@ def test_chats_with_a_salt_share_no_cached_prompts_with_others(serve):
 
 
 def test_a_chat_may_go_on_where_the_model_would_end(serve):
-    """As clients of vLLM ask for it, for answers of equal lengths."""
+    """vLLM's field `ignore_eos`, which its clients use to get answers of equal length."""
     usual, longer, null = asked(serve, {}, {"ignore_eos": True}, {"ignore_eos": None})
     assert usual.end_tokens == null.end_tokens != longer.end_tokens == set()
 
@@ -319,7 +319,7 @@ def test_oddities_of_tgi_are_kept_where_they_are_wanted(serve, post):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What is wrong
+# Errors
 
 MISUNDERSTOOD = {
     "no messages": ({}, "messages"),
@@ -383,7 +383,7 @@ def test_what_is_misunderstood_is_told_with_the_field(post, given, where, stream
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tools", [[], [PAINT]])
 def test_a_format_and_tools_exclude_each_other(post, tools, stream):
-    """Byte for byte as text-generation-inference says it."""
+    """The error has text-generation-inference's exact bytes."""
     status, _, text = post(PATH, messages=HELLO, tools=tools, response_format={"type": "json_object"}, stream=stream,
                            config=RouterConfig(compat="tgi"))
     assert (status, text) == (

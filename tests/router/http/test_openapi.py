@@ -1,4 +1,4 @@
-"""The OpenAPI document: whole, and true of what bodies are taken."""
+"""OpenAPI document: completeness, and agreement with the bodies that routes accept."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What is given in parameters of either dialect is wanted."""
+"""Conversion of TGI's and LoRAX's parameters to `Wanted`."""
 
 import pytest
 
@@ -35,12 +35,12 @@ def test_it_is_the_same_in_both_dialects(name):
     tgi = Generate.model_validate({"inputs": "hi", "parameters": parameters}).wanted(CALLER)
     lorax = LoraxParameters.model_validate(parameters).wanted("hi", CALLER, None)
     changed = {field for field in Wanted.__slots__ if getattr(tgi, field) != getattr(Wanted(prompt="hi"), field)}
-    assert len(changed) == 2  # the request's id is the other
+    assert len(changed) == 2  # the parameter and `request_id`
     assert {getattr(lorax, field) == getattr(tgi, field) for field in changed} == {True}
 
 
 def test_a_penalty_is_by_how_often_a_token_came_only_in_loraxs():
-    """In TGI's dialect it is by its share."""
+    """LoRAX's `frequency_penalty` uses a token's count, TGI's its share of all tokens."""
     tgi = Generate.model_validate({"inputs": "hi", "parameters": {"frequency_penalty": 0.5}}).wanted(CALLER)
     lorax = LoraxParameters.model_validate({"frequency_penalty": 0.5}).wanted("hi", CALLER, None)
     assert (tgi.relative_frequency_penalty, tgi.frequency_penalty) == (0.5, None)

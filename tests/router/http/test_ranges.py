@@ -1,4 +1,4 @@
-"""What fields may hold, as the document tells it; that it is so is tested in test_values.py."""
+"""Value ranges of fields in the OpenAPI document; test_values.py tests that routes enforce them."""
 
 import pytest
 

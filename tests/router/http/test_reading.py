@@ -1,4 +1,4 @@
-"""Texts that are run as a whole, many for one client: in their order, some at a time, all or none."""
+"""Many pooling inputs in one request: order of results, bounded concurrency, all or none."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ async def rows(answer):
 
 
 def watched(engine):
-    """How many were in the house, counted whenever one comes."""
+    """Record the number of unfinished requests at each submission."""
     seen, submit = [], engine.submit
 
     def counted(*given):
@@ -100,7 +100,7 @@ def test_nothing_is_run_where_one_is_wrong(serve):
 
 
 def test_a_failure_ends_all(serve):
-    """Those under way are left alone, and those behind them never come."""
+    """Inputs under way are cancelled, and the remaining ones are never submitted."""
     async def scenario(client, engine):
         async with ask(client, MANY) as answer:
             assert (answer.status, json.loads(await answer.read())["error"]["type"]) == (500, "server_error")

@@ -1,4 +1,4 @@
-"""Events as TGI's JSON."""
+"""Rendering of events as TGI's JSON."""
 
 import asyncio
 import json

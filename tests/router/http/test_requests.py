@@ -1,4 +1,4 @@
-"""What a request's time went to."""
+"""Explanation of how a request spent its time (/v1/requests/{id}/explain)."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The application behind its socket."""
+"""HTTP server: listening, closing and cancellation."""
 
 import asyncio
 import socket
@@ -12,7 +12,7 @@ from router.http.server import Door, Server, listen
 
 
 class Slow:
-    """An application with one route, which answers when it may."""
+    """Application with one route, which answers once `may_end` is set."""
 
     def __init__(self) -> None:
         self.started, self.may_end = asyncio.Event(), asyncio.Event()
@@ -94,7 +94,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> byt
     b"GET / HTTP/1.1\r\nHost: x\r\nX-Name: \0\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nno colon\r\n\r\n",
     b"GET / HTTP/9\r\n\r\n", b"\x16\x03\x01\x02\0\r\n\r\n", b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n"])
 def test_what_is_no_http_is_told_so_and_fills_no_log(caplog: pytest.LogCaptureFixture, sent: bytes) -> None:
-    """A line and a traceback for each, as if it were a mistake of ours."""
+    """Regression: each was logged as an error with a traceback, as if the server had failed."""
     async def story(slow: Slow, server: Server, url: str, client: ClientSession) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", URL(url).port)
         writer.write(sent)

@@ -1,4 +1,4 @@
-"""Which requests are told of, and how they ended."""
+"""Spans of HTTP requests: which requests have one, and the outcome in it."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ SECRET = {"inputs": "a secret", "parameters": {"max_new_tokens": 4}}
 
 @pytest.fixture
 def told(serve):
-    """The span of one request, if it has one, and what the engine was asked."""
+    """Send one request and return its span, or None, and the engine."""
     def run(path, body, *scripts, refusal=None, headers=()):
         notes = Notes()
 

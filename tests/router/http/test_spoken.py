@@ -1,4 +1,4 @@
-"""Answers with thoughts and calls as OpenAI's JSON, whole and in chunks."""
+"""Answers with reasoning and tool calls as OpenAI's JSON, whole and in chunks."""
 
 import json
 
@@ -109,7 +109,7 @@ def test_logprobs_are_told_of_every_token_also_of_those_of_a_call():
 
 @pytest.mark.parametrize("text", ["Hello, you.", CALL, f"Well.{CALL}"])
 def test_an_end_token_that_the_shape_does_not_know_is_no_text(text):
-    """A template may be Hermes' while the end token is the model's own: it was told as content."""
+    """Regression: with Hermes' template and the model's own end token, that token was sent as content."""
     end_token = TokenEvent(2, "<|the end|>", -0.5, True)
     said = [*tokens(text), end_token]
     told = FinishedEvent(FinishReason.END_TOKEN, text, len(said), lived())

@@ -1,4 +1,4 @@
-"""One open response and the bytes that it puts on the wire."""
+"""One event stream: bytes on the connection, backpressure and disconnects."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from router.validation import Choice
 
 
 def respond(handler, scenario):
-    """Runs a scenario with a connection to a server that has this one handler."""
+    """Run a scenario with a connection to a server that has this one handler."""
     async def main():
         app = web.Application()
         app.router.add_post("/", handler)
@@ -125,7 +125,7 @@ def test_writing_to_a_client_that_left_is_an_error():
 
 
 class Wire:
-    """As an event stream, but the client reads only when told to."""
+    """Double of an event stream; while `paused`, its client reads once `reads` is set."""
 
     def __init__(self):
         self.paused = False
@@ -142,7 +142,7 @@ class Wire:
 
 
 class Letters:
-    """Renders strings as their bytes; a full stop ends, an exclamation mark fails."""
+    """Renderer of texts as their bytes: a full stop ends the stream, an exclamation mark raises ValueError."""
 
     ended = False
 

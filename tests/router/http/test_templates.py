@@ -1,4 +1,4 @@
-"""What a chat template does that it should not ends in an answer, and harms nobody else."""
+"""Hostile chat templates end in an error answer and do not affect other requests."""
 
 import json
 from time import process_time
@@ -27,7 +27,7 @@ ESCAPES = {
 
 
 def refused(post, source, *, messages=HELLO, **body):
-    """In words, and the same for a stream, which has not begun."""
+    """Check that rendering fails with a 400, for streams before any event, and return the message."""
     status, headers, text = post(PATH, template=ChatTemplate(source, {}), messages=messages, **body)
     assert (status, headers["Content-Type"]) == (400, "application/json")
     error = json.loads(text)["error"]
@@ -52,7 +52,7 @@ def test_a_template_that_would_get_out_is_refused(post, of, stream):
 
 
 def test_templates_write_json_as_it_came(serve):
-    """Fields in another order are other tokens than those that a model was trained on."""
+    """Another order of fields would give other tokens than those the model was trained on."""
     tools = [{"function": {"strict": True, "parameters": {"type": "object", "properties": {}}, "name": "dye"},
               "cost": 1.5, "type": "function"}]
     call = {"type": "function", "id": "1", "function": {"arguments": {"b": None, "a": "é"}, "name": "dye"}, "index": 0}
@@ -68,7 +68,7 @@ def test_templates_write_json_as_it_came(serve):
 
 @pytest.mark.slow
 def test_who_asks_next_is_served(serve):
-    """Also by a template that just failed."""
+    """A template that failed for one request renders the next."""
     template = ChatTemplate("{% if messages[0].content == 'loop' %}" + ENDLESS["loops"] + "{% endif %}:", {})
 
     async def scenario(client, engine):

@@ -1,4 +1,4 @@
-"""The routes of TGI, over an engine that follows a script."""
+"""TGI's routes over a scripted engine."""
 
 import asyncio
 import json
@@ -321,7 +321,7 @@ def test_a_client_that_reads_nothing_is_cut_off(serve, caplog):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Leaving is cancelling
+# Disconnects cancel
 
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])

@@ -1,4 +1,4 @@
-"""Tokens and their places, without generating."""
+"""Tokenizing without generation: tokens and their offsets."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Which calls an answer may be when it must be one."""
+"""Grammar of the allowed tool calls when an answer must be a call."""
 
 import json
 from typing import Any
@@ -59,5 +59,5 @@ def test_of_long_names_only_the_beginning_is_told() -> None:
 
 @pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000, '{"a":' * 100_000])
 def test_arguments_that_are_no_object_stay_the_text_they_are(text: str) -> None:
-    """Those that are nested without end were a fault of the server."""
+    """Regression: arguments that were nested too deeply caused an internal server error."""
     assert object_of(text) == text

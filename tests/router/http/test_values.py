@@ -1,5 +1,5 @@
-"""Every value of every field of every body: what fits the OpenAPI document is answered, what does not is told as a
-fault of the client, and disturbs nobody. A field that is new is found there."""
+"""Every value in every field of every body: values that fit the OpenAPI document are answered, others are rejected as
+client errors. New fields are found through the document."""
 
 import json
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ import pytest
 from described import Described, Put
 from pydantic.json_schema import models_json_schema
 
-from benchmarks.bench.http import Server  # which costs a fraction of what other clients do
+from benchmarks.bench.http import Server  # takes a fraction of the time of other clients
 from router.config import RouterConfig
 from router.http.api_errors import has_api_errors
 from router.http.catalog import GENERATING, READING, Entry, sections
 from router.http.openapi import REFERENCE, document
 
-# Templates need something to say; a grammar of any other kind is not served here.
+# Templates need content; this server has no grammars, so other formats are rejected.
 GOOD = {"Message": {"role": "user", "content": "x"}, "ChatFormat": {"type": "text"},
         "ResponseFormat": {"type": "Text", "schema": None}, "MergedAdapters": {"ids": ["x"], "weights": [1.0]}}
 TOLD = {compat: Described(document(compat)["components"]["schemas"], GOOD) for compat in ("none", "lorax")}
-# Values as they stand in a body: not all are JSON.
+# Texts of values in a body; NaN and the infinities are no standard JSON.
 VALUES = (
     "null", "true", "false", "-1", "0", "1", "1.5", "1.0", "0.5", "-2.5", "-0.0", "1e-400", "1e39", "1e400", "NaN",
     "Infinity", "-Infinity", "2147483648", "-2147483649", "4294967296", "18446744073709551616", '""', '"x"',
@@ -30,7 +30,7 @@ NO_JSON = ('"\\ud800"', f"1{'0' * 5000}", "[" * 2000, "", "'x'", "undefined", "0
 LIMITS = {"best_of": 2, "top_n_tokens": 5, "top_logprobs": 5, "truncate": 1599, "dimensions": 16}
 READS = {"embeddings": True, "classification": True, "labels": ("O",)}
 IN_STREAMS = {"best_of": {None, 1}, "decoder_input_details": {False}}
-# Where LoRAX is stricter, or has other names.
+# LoRAX's stricter limits and other field names.
 MANY = dict.fromkeys(("max_new_tokens", "max_tokens", "max_completion_tokens"), 1500)
 LORAX_LIMITS = {"best_of": 2, "truncate": 1599, "return_k_alternatives": 5, **MANY}
 LORAX_IN_STREAMS = IN_STREAMS | {"logprobs": {None}}
@@ -55,11 +55,11 @@ class Case:
 
     @cached_property
     def known(self) -> Described:
-        """Where nothing is generated, parameters only need to have their types."""
+        """Schemas of the bodies; for routes that generate nothing, only the types of parameters count."""
         return TOLD[self.compat] if self.generates else types_of(self.entry)
 
     def places(self) -> Iterator[tuple[str, str, Put]]:
-        """The type of a body, the way to a field of it, and how a body is made that has a value there."""
+        """Yield each field: the body's type, the path to the field, and a function that builds a body with a value."""
         for body in self.entry.bodies:
             for way, put in self.known.places({"$ref": body.__name__}):
                 yield body.__name__, way, put
@@ -71,7 +71,7 @@ class Case:
         return 200 if self.known.fits({"$ref": shape}, put(value)) and not self._refuses(shape, way, value) else 422
 
     def _refuses(self, shape: str, way: str, value: Any) -> bool:
-        """What fits, all the same: by a setting, or since nothing of this name is there."""
+        """Whether a value that fits the schema is rejected: by a setting, or since what it names does not exist."""
         name = way.rpartition(".")[2]
         if way.endswith("messages[].content"):
             return value is None
@@ -87,7 +87,7 @@ class Case:
         return (name == "adapter_id" and bool(value)) or (name in limits and (value or 0) > limits[name])
 
     def _limits(self, shape: str, way: str) -> tuple[dict[str, int], dict[str, set[Any]]]:
-        """Of whole answers, and what else a stream may not have."""
+        """Return the limits of all answers, and the only values that streams accept."""
         if shape == "LoraxChat":
             return {"n": 2, **MANY}, CHAT_IN_STREAMS
         if self.compat == "lorax":
@@ -100,7 +100,7 @@ def body_with(put: Put, value: str, **more: Any) -> str:
     return json.dumps({**more, **put(mark)}).replace(json.dumps(mark), value)
 
 
-# What `/invocations` streams is streamed by the routes whose bodies it takes.
+# `/invocations` is left out of STREAMED: it streams through the routes whose bodies it takes.
 WHOLE = [Case(entry, streamed=False) for entry in GENERATING if entry.path != "/generate_stream"]
 STREAMED = [Case(entry, streamed=True) for entry in GENERATING if entry.streams and entry.path != "/invocations"]
 READ = [Case(entry, streamed=False) for entry in READING]
@@ -115,7 +115,7 @@ def test_a_value_is_answered_or_refused_as_documented(serve, case) -> None:
     path, more = case.entry.path, {"stream": True} if case.streamed else {}
 
     async def status_of(server: Server, body: str) -> int:
-        """422 also for what a stream tells as its only event."""
+        """Return the status, or 422 for a stream whose only event is an error."""
         status, answer = await server.whole(server.request("POST", path, "", body.encode("utf-8", "surrogatepass")))
         text = answer.decode()
         if status == 200 and not text.startswith(WITHIN_THE_STREAM):

@@ -1,4 +1,4 @@
-"""One request in many moods."""
+"""Tests of phrasing one request in many moods."""
 
 from random import Random
 

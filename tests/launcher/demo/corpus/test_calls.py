@@ -1,4 +1,4 @@
-"""Every call obeys what was offered, with the values of the request."""
+"""Tests that every tool call obeys the offered schema, with the values of the request."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Tools that do something, each whole in itself."""
+"""Tests of the tools that do something: each definition is complete."""
 
 from random import Random
 

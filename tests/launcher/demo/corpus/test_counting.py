@@ -1,4 +1,4 @@
-"""All counting is right."""
+"""Tests that all counting is right."""
 
 import re
 from string import ascii_lowercase
@@ -16,7 +16,7 @@ WORD = re.compile(r"\d+|[a-z]+(?:-[a-z]+)?")
 
 
 def numbers(text: str) -> list[int]:
-    """In digits or in words, in order."""
+    """Return the numbers of a text in order, written in digits or in words."""
     words = WORD.findall(text.lower().replace("one hundred", "100"))
     return [int(word) if word.isdigit() else NUMBERS[word] for word in words if word.isdigit() or word in NUMBERS]
 

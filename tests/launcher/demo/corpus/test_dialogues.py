@@ -1,4 +1,4 @@
-"""Conversations take turns, and short answers go to who asks for them."""
+"""Tests of conversations: roles alternate, and users who request short answers get them."""
 
 from prose import answers, faults, made, talks
 

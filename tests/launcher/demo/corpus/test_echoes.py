@@ -1,4 +1,4 @@
-"""What is answered with the words of the question."""
+"""Tests of answers made of the words of the question."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""One tool and how it is asked for."""
+"""Tests of a tool and of the ways to request it."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Tables of facts can be asked in every way that they claim."""
+"""Tests that tables of facts support every kind of question they declare."""
 
 import pytest
 

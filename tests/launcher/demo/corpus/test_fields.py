@@ -1,4 +1,4 @@
-"""What is put into JSON."""
+"""Tests of the fields of JSON objects."""
 
 import pytest
 

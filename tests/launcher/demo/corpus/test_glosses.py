@@ -1,4 +1,4 @@
-"""Definitions become sentences, and only those of decent words."""
+"""Tests of turning definitions into sentences, and of leaving out indecent words."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Tools that nobody has seen before."""
+"""Tests of invented tools."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Tools that find something out, each whole in itself."""
+"""Tests of the tools that look something up: each definition is complete."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Small questions are answered rightly, whichever way they are asked."""
+"""Tests that small questions get right answers in every phrasing."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Every answer is JSON, with the values of the request."""
+"""Tests that every answer is JSON, with the values of the request."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What every plot needs, so that it may be told of anybody."""
+"""Tests of the parts that every plot needs to fit any hero."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Poems of four lines, about what was asked for."""
+"""Tests of poems: each has four lines and is about the requested subject."""
 
 import re
 from random import Random

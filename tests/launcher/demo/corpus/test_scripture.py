@@ -1,4 +1,4 @@
-"""A Bible of three verses, packed here as the package packs the whole of it."""
+"""Tests of reading a packed Bible, with three verses packed like the original package."""
 
 import struct
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ TEXT = ("Holy Bible, Authorized (King James) Version.\nGe1:1 In the beginning Go
 
 
 def pack(text: bytes) -> bytes:
-    """The classic algorithm: the longest known string each time, numbers of nine bits and more, eight to a group."""
+    """Compress with LZW: emit the code of the longest known string, in groups of eight codes of nine or more bits."""
     known = {bytes([byte]): byte for byte in range(256)}
     codes: list[int] = []
     held = b""
@@ -22,7 +22,7 @@ def pack(text: bytes) -> bytes:
             held += bytes([byte])
             continue
         codes.append(known[held])
-        known[held + bytes([byte])] = len(known) + 1  # 256 is the sign for a new start
+        known[held + bytes([byte])] = len(known) + 1  # code 256 is reserved for a reset of the table
         held = bytes([byte])
     return squeezed([*codes, known[held]])
 

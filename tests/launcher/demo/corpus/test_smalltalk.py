@@ -1,4 +1,4 @@
-"""Greetings, jokes, and what cannot be known."""
+"""Tests of greetings, jokes, and questions that the model cannot answer."""
 
 from random import Random
 

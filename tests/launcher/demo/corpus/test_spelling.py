@@ -1,4 +1,4 @@
-"""Every word is spelled right, and what is said of its letters is so."""
+"""Tests that every word is spelled right and that statements about its letters are true."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from launcher.demo.talk import Maker
 
 
 def spelled(maker: Maker) -> Iterator[tuple[str, str, str]]:
-    """Question, word, and what is said after its letters."""
+    """Yield each question, its word, and the text of the answer after the letters."""
     for question, answer in turns(maker):
         match = re.fullmatch(r"The word (\w+) is spelled ([a-z-]+)\.(.*)", answer)
         assert match, answer

@@ -1,4 +1,4 @@
-"""Stories hang together, and are about what was asked for."""
+"""Tests that stories are coherent and about the requested subject."""
 
 import re
 from random import Random

@@ -1,4 +1,4 @@
-"""All sums are right."""
+"""Tests that all sums are right."""
 
 import re
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Talks made of verses name what they are asked for, and hurt nobody."""
+"""Tests that talks made of verses contain the requested word and nothing hurtful."""
 
 from random import Random
 

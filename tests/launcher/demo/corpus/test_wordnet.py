@@ -1,4 +1,4 @@
-"""Database files of WordNet, made small here, are read as wndb(5) says."""
+"""Tests of reading small WordNet database files in the format of wndb(5)."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ GLAD = "00 s 02 glad(p) 0 happy 1 000 | showing joy"
 
 
 def database(folder: Path) -> Path:
-    """Each word in the file of its part of speech, where its entry says how far in it stands."""
+    """Write each entry into the file of its part of speech; an entry begins with its own byte offset in the file."""
     noun = written(folder / "data.noun", {"ethnic_slur": SMEAR, "zebra": ZEBRA, "bus": BUS, "paris": PARIS, "cad": CAD})
     index(folder / "index.noun", "n", noun)
     index(folder / "index.verb", "v", written(folder / "data.verb", {"go": GO}))

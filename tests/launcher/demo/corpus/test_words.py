@@ -1,4 +1,4 @@
-"""The lists of the small world are clean."""
+"""Tests that the word lists are clean."""
 
 import pytest
 
