@@ -63,13 +63,13 @@ help:
 	make test-clients  tests with official clients, each installed in an environment of its own
 	make gpu-check     tests on a GPU, without network: torch, transformers and gpu-wheels will do
 	make gpu-memcheck  the kernels' tests on a GPU under NVIDIA's compute-sanitizer
-	make gpu-bench     how near a GPU's rate: ARGS="decode", prompts, served or beside, and flags of benchmarks.card
+	make gpu-bench     how near a GPU's rate: ARGS="decode", prompts, served or beside, and flags of benchmarks.gpu
 	make gpu-wheels    download what weft needs beside those two on Python 3.12, 22 MB
 	make check         style, types, and whether generated files are fresh
 	make proto         write shard/pb from proto/shard.proto
 	make proto-check   whether shard/pb is what make proto would write
 	make docs          write docs/configuration.md from the settings
-	make bench         what the router costs per token (ARGS="flags of benchmarks.router")
+	make bench         what the router costs per token (ARGS="flags of benchmarks.questions.router_cost")
 	make study         policies of batching side by side (ARGS="flags of benchmarks.study batching")
 	make dist          build a wheel, with the model that comes with weft, in dist/
 	make stats         sizes of files and functions
@@ -111,12 +111,13 @@ else
 	# The parts share the cores: threads of torch that wait for one another's core take four times as long. Servers come
 	# first: their tests give them some seconds. The others take as long as they take, and while servers are busy on a
 	# machine that is slow they get next to nothing: a test of four seconds may take two minutes. Programs come behind the
-	# servers, and some of the shard's tests go with the rest, so that the parts end at nearly the same time.
+	# servers, and the shard's tests of attention go with the rest, so that the parts end at nearly the same time.
 	export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 	export PYTHONDONTWRITEBYTECODE=  # two hundred processes would compile what one has compiled
 	parts=
-	for part in 'shard tests/shard --ignore-glob=*/shard/test_t*' \
-		'rest --ignore-glob=*/shard/test_[!t]* --ignore=tests/e2e --ignore=tests/launcher --ignore=tests/benchmarks'; do
+	programs='--ignore=tests/e2e --ignore=tests/launcher --ignore=tests/benchmarks'
+	for part in 'shard tests/shard --ignore-glob=*/shard/at*' \
+		"rest --ignore-glob=*/shard/[!a]* --ignore-glob=*/shard/a[!t]* $$programs"; do
 		set -- $$part; name=$$1; shift
 		nice -n 10 $(PYTEST) -o timeout=600 "$$@" > $$said/$$name 2>&1 & parts="$$parts $$!"
 	done
@@ -196,12 +197,12 @@ gpu-memcheck:
 
 gpu-bench:
 	@$(GPU_SITE)
-	"$$python" -P -m benchmarks.card $(or $(ARGS),--help)
+	"$$python" -P -m benchmarks.gpu $(or $(ARGS),--help)
 
 check: .venv/ready proto-check
 	@$(VENV) -m ruff check .
 	$(VENV) -m mypy
-	$(VENV) -m launcher.configuration --check
+	$(VENV) -m launcher.settings_docs --check
 
 proto: .venv-proto/ready
 	@$(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=.
@@ -215,10 +216,10 @@ proto-check: .venv-proto/ready
 	done
 
 docs: .venv/ready
-	@$(VENV) -m launcher.configuration
+	@$(VENV) -m launcher.settings_docs
 
 bench: .venv/ready
-	@$(VENV) -m benchmarks.router $(ARGS)
+	@$(VENV) -m benchmarks.questions.router_cost $(ARGS)
 
 study: .venv/ready
 	@$(VENV) -m benchmarks.study batching $(ARGS)
@@ -229,7 +230,7 @@ dist: .venv/ready
 	echo "weft: $$(ls $(DIST)/weft-*.whl)"
 
 stats: .venv/ready
-	@$(VENV) tests/stats.py
+	@$(VENV) tests/support/code_stats.py
 
 clean:
 	@rm -rf .venv .venv-proto .clients .gpu-wheels .gpu-site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import Any
 
-from launcher.model import Model
+from launcher.hub.resolve import Model
 
 GENERATE = """'{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 40}}'"""
 READ = """'{"inputs": "Ada Lovelace was born in London"}'"""

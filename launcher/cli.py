@@ -1,6 +1,6 @@
 """The command line `weft`. Errors are reported in one line.
 
-Only this module and launcher/foreign/commands.py read settings from environment variables.
+Only this module and launcher/compat/commands.py read settings from environment variables.
 """
 
 import asyncio
@@ -17,8 +17,18 @@ from typing import Annotated, Any, Literal, NoReturn
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.validators import Number
 
-from launcher import doctor
 from launcher.banner import banner
+from launcher.commands import (
+    adapters_app,
+    bench_command,
+    chat_command,
+    replay_command,
+    simulate_command,
+    study_command,
+    tune_command,
+)
+from launcher.compat.migrate import migrated
+from launcher.doctor import command as doctor
 from launcher.environment import (
     adapter_folder,
     hub_access,
@@ -28,26 +38,16 @@ from launcher.environment import (
     machine_file,
     record_folder,
 )
-from launcher.fetch import Order, fetch, order, what_is_missing
-from launcher.folder import server_folder
-from launcher.foreign.migrate import migrated
-from launcher.model import BOX, DEMO, Model, cached, find_model
-from launcher.plan import AdapterStore, make_plan
-from launcher.processes import Failed, Misconfigured, bind, serve
-from launcher.programs import (
-    adapters_app,
-    bench_command,
-    chat_command,
-    replay_command,
-    simulate_command,
-    study_command,
-    tune_command,
-)
+from launcher.hub.fetch import Order, fetch, order, what_is_missing
+from launcher.hub.resolve import BOX, DEMO, Model, cached, find_model
+from launcher.output import PLAIN, Voice
 from launcher.settings import GROUPS, POSITIONAL, LaunchConfig, Setting, make_configs
-from launcher.voice import PLAIN, Voice
+from launcher.supervisor.plan import AdapterStore, make_plan
+from launcher.supervisor.runtime_dir import server_folder
+from launcher.supervisor.supervisor import Failed, Misconfigured, bind, serve
 from router.config import RouterConfig
 from shard.config import ShardConfig
-from shard.traces import check_installed
+from shard.telemetry.traces import check_installed
 
 LONGEST_SOCKET_PATH = 100  # bytes; the kernel allows 107
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from typing import Any, get_type_hints
 
-from launcher.model import DEMO
+from launcher.hub.resolve import DEMO
 from router.config import RouterConfig, check_settings, setting
 from shard.config import ShardConfig, SimulatedConfig
-from shard.logs import LEVELS, Logs
-from shard.traces import Traces
+from shard.telemetry.logs import LEVELS, Logs
+from shard.telemetry.traces import Traces
 
 # Flags of text-generation-inference that mean the same here: their variables work under TGI's names too.
 TGI_FLAGS = frozenset({

@@ -20,30 +20,30 @@ from typing import Any
 
 import uvloop
 
-from router.adapter_tally import CountedStore
-from router.adapters import Adapters
-from router.chat import ChatTemplate, plain_template
+from router.adapters.registry import Adapters
+from router.adapters.store_client import Store
 from router.config import API_KEY, HUB_TOKEN, RouterConfig
-from router.engine import Engine
+from router.engine.engine import Engine
+from router.engine.health import LEAVING
 from router.errors import CannotStartNow
-from router.health import LEAVING
 from router.http.app import create_app
-from router.http.dialect import About
 from router.http.entrance import Entrance
-from router.http.server import Server
-from router.losses import ShardsLost
-from router.messages import ModelFacts
-from router.model_files import read_chat_template, read_tokenizer
-from router.order import Order
+from router.http.transport.generate import About
+from router.http.transport.server import Server
 from router.parent import asked_to_stop, end_with_parent, tell
-from router.shards import Shards
-from router.shelf import Shelf
+from router.process import Order
+from router.recording.shelf import Shelf
+from router.scheduler.plan import ModelFacts
+from router.shards.failures import ShardsLost
+from router.shards.shard_group import Shards
 from router.startup import Startup
-from router.store import Store
-from router.tokenizer import Tokenizer, byte_tokenizer
-from router.validation import Validator
-from shard.logs import start_logging
-from shard.traces import Sender, make_sender
+from router.telemetry.adapters import CountedStore
+from router.text.chat_template import ChatTemplate, plain_template
+from router.text.model_files import read_chat_template, read_tokenizer
+from router.text.tokenizer import Tokenizer, byte_tokenizer
+from router.validation.validator import Validator
+from shard.telemetry.logs import start_logging
+from shard.telemetry.traces import Sender, make_sender
 
 MOMENT = 10.0  # seconds that new connections wait unanswered while a restarted router connects to warm shards
 

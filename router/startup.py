@@ -1,6 +1,6 @@
 """Startup progress of the shards, read on demand from a small JSON file per shard.
 
-Files are used since a shard has no socket while it loads its model; shard/progress.py writes them.
+Files are used since a shard has no socket while it loads its model; shard/telemetry/startup_progress.py writes them.
 """
 
 import json

@@ -7,9 +7,9 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from shard.faults import Faults
-from shard.logs import Logs
-from shard.traces import Traces
+from shard.simulator.faults import Faults
+from shard.telemetry.logs import Logs
+from shard.telemetry.traces import Traces
 
 
 def setting(default: Any, help_text: str, *, low: float | None = None, high: float | None = None,

@@ -29,9 +29,9 @@ from typing import Any
 import hypothesis
 import pytest
 import uvloop
-from interpreting import prepare_interpreter
-from proc import child_pids, command_line
-from remembering import KEPT
+from support.process_list import child_pids, command_line
+from support.shared_probe_cache import KEPT
+from support.triton_interpreter import prepare_interpreter
 
 if not Path("/dev/nvidiactl").exists():  # there is no GPU: kernels are interpreted
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
@@ -72,7 +72,7 @@ def pytest_collection_finish() -> None:
     No test needs a worker's measurements of large steps. The garbage collector does not scan frozen objects, so
     collecting after each test is fast.
     """
-    if (warmup := sys.modules.get("shard.warmup")) is not None:
+    if (warmup := sys.modules.get("shard.workers.warmup")) is not None:
         warmup.PATIENCE["cpu"] = warmup.BRIEF = 0.0
     if "torch" in sys.modules and importlib.util.find_spec("triton"):  # available on Linux only
         prepare_interpreter()

@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc
 import pytest
-from adapters import tiny_adapter
-from checkpoints import tiny_checkpoint
+from support.peft_adapters import tiny_adapter
+from support.small_checkpoints import tiny_checkpoint
 
 from shard.pb import shard_pb2 as pb
-from shard.simulated import SimulatedWorker
-from shard.worker import ModelWorker
+from shard.simulator.worker import SimulatedWorker
+from shard.workers.decoder import ModelWorker
 from tests.shard.messages import Row, decode, embed, filtered, keep, prefill, rows_of, vectors_of
 from tests.shard.peer import Peer, code_of
 from tests.shard.peer import play as play_with

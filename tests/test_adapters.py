@@ -8,11 +8,11 @@ from collections import Counter
 from math import ceil
 
 import pytest
-from world import Client, World
+from support.simulated_world import Client, World
 
 from router.config import RouterConfig
 from router.request import Request, Resource
-from router.story import RUNNING, Cause
+from router.scheduler.timeline import RUNNING, Cause
 from shard.config import SimulatedConfig
 from shard.pb import shard_pb2 as pb
 

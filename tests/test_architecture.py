@@ -46,10 +46,17 @@ def methods() -> dict[str, set[str]]:
     return found
 
 
-def test_every_module_has_its_line() -> None:
-    pattern = rf"^\| `((?:{'|'.join(PACKAGES)})/\S+\.py)` \|"
-    lines = re.findall(pattern, text("docs/architecture.md"), re.MULTILINE)
-    assert sorted(lines) == sorted(modules())
+def packages() -> Iterator[str]:
+    """Folders with modules of their own; those inside a package of models, sources or training belong to it."""
+    inside = ("shard/models/", "launcher/adapters/", "launcher/demo/", "router/http/", "benchmarks/bench/")
+    for folder in sorted({str(Path(module).parent) for module in modules()}):
+        if not folder.startswith(inside) and folder not in PACKAGES:
+            yield folder + "/"
+
+
+def test_every_package_has_its_line() -> None:
+    rows = re.findall(rf"^\| `((?:{'|'.join(PACKAGES)})/\S+/)` \|", text("docs/architecture.md"), re.MULTILINE)
+    assert sorted({*rows} - {"shard/pb/", "launcher/demo/"}) == sorted(packages())
 
 
 def test_the_walk_names_methods_that_exist() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import END, LLAMA3, TOKENIZER_SIZE, tiny_checkpoint
+from support.small_checkpoints import END, LLAMA3, TOKENIZER_SIZE, tiny_checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.slow

@@ -10,13 +10,13 @@ from typing import Any
 
 import grpc
 import pytest
-from checkpoints import tiny_checkpoint, tiny_encoder
+from support.small_checkpoints import tiny_checkpoint, tiny_encoder
 
-from shard.encoder_worker import EncoderWorker
 from shard.errors import Exhausted
 from shard.pb import shard_pb2 as pb
-from shard.simulated import SimulatedWorker
-from shard.worker import ModelWorker
+from shard.simulator.worker import SimulatedWorker
+from shard.workers.decoder import ModelWorker
+from shard.workers.encoder import EncoderWorker
 from tests.shard.messages import (
     WARMUP,
     Row,

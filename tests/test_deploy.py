@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from launcher.cli import EXAMINED
-from launcher.processes import MARGIN, Failed, GaveUp, Misconfigured
 from launcher.settings import GROUPS
+from launcher.supervisor.supervisor import MARGIN, Failed, GaveUp, Misconfigured
 
 TEXT = (Path(__file__).parents[1] / "docs/deploy.md").read_text()
 SERVE = {flag for settings in GROUPS.values() for item in settings for flag in item.flags}

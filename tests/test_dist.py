@@ -10,9 +10,9 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from launched import serving
+from support.weft_process import serving
 
-from launcher.demo.corpus.voices import VOICES
+from launcher.demo.training.corpus.voices import VOICES
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("router", "shard", "launcher", "benchmarks")
@@ -55,10 +55,11 @@ def test_the_wheel_has_the_model_its_voices_and_the_notices(wheel: Path) -> None
 def test_the_wheel_has_the_packages_and_nothing_that_was_measured(wheel: Path) -> None:
     """Benchmark records, which nothing reads at run time, once were 69 of the wheel's 81 MB."""
     names = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    modules = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    modules = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+               if "training" not in path.parts}
     assert modules <= names
     assert {name.partition("/")[0] for name in names} == {*PACKAGES}
-    assert not [name for name in names if "/results/" in name]
+    assert not [name for name in names if "/results/" in name or "/training/" in name]
     assert {Path(name).suffix for name in names} == {
         ".py", ".pyi", ".md", ".json", ".jinja", ".safetensors"}
     assert wheel.stat().st_size <= MOST
@@ -81,7 +82,7 @@ def test_benchmarks_run_from_the_wheel_and_keep_their_results_where_they_were_ca
     site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     (here := tmp_path / "here").mkdir()
-    where = "from benchmarks.saved import RESULTS, save; save('loom', 'weft'); print(RESULTS)"
+    where = "from benchmarks.harness.results import RESULTS, save; save('loom', 'weft'); print(RESULTS)"
     told = subprocess.run([python, "-P", "-c", where], cwd=here, check=True, capture_output=True, text=True)
     assert told.stdout == "results\n"
     assert [path.read_text() for path in (here / "results").iterdir()] == ["weft"]
@@ -97,7 +98,7 @@ def test_weft_serves_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     (home := tmp_path / "home").mkdir()
     with serving(home, command=(python.with_name("weft"),)) as weft:
         assert "weft/demo" in weft.banner[0]
-        [shard] = weft.pids("shard.server")
+        [shard] = weft.pids("shard.rpc.server")
         assert str(python) in Path(f"/proc/{shard}/cmdline").read_text()
         assert len(weft.generate(10)) > 10
 

@@ -12,24 +12,24 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = ("router", "shard", "launcher", "benchmarks")
 ARROWS = {
-    "launcher": {"router.config", "shard.config", "shard.logs", "shard.traces"},
-    "router": {"shard.pb", "shard.logs", "shard.traces"},
+    "launcher": {"router.config", "shard.config", "shard.telemetry.logs", "shard.telemetry.traces"},
+    "router": {"shard.pb", "shard.telemetry.logs", "shard.telemetry.traces"},
     # Scheduler, recorder and simulation are measured in the benchmark's own process.
     "benchmarks": {"shard", *(f"router.{name}" for name in (
-        "figures", "hashing", "messages", "policy", "recorder", "request", "scheduler", "simulate", "snapshot"))},
+        "block_hash", "recording", "request", "scheduler", "simulation"))},
     "shard": set(),
 }
 ONLY = {  # libraries, and the only modules and packages that may import them
-    "grpc": {"router/line.py", "router/losses.py", "router/wire.py", "router/shards.py", "shard", "benchmarks"},
-    "aiohttp": {"router/http", "benchmarks"},
+    "grpc": {"router/shards", "shard", "benchmarks"},
+    "aiohttp": {"router/http", "router/client", "benchmarks"},
     "uvloop": {"router/__main__.py", "benchmarks"},
-    "jinja2": {"router/sandbox.py"},
-    "llguidance": {"router/grammar_child.py", "shard/grammar.py"},
-    "opentelemetry": {"shard/otlp.py"},
+    "jinja2": {"router/text/jinja_sandbox.py"},
+    "llguidance": {"router/grammars/compiler_process.py", "shard/sampling/grammar.py"},
+    "opentelemetry": {"shard/telemetry/otlp.py"},
     "rich": {"benchmarks"},
     "matplotlib": {"benchmarks"},
-    "cyclopts": {"launcher/cli.py", "launcher/programs.py", "benchmarks"},
-    "torch": {"shard", "benchmarks", "launcher/demo"},
+    "cyclopts": {"launcher/cli.py", "launcher/commands.py", "benchmarks"},
+    "torch": {"shard", "benchmarks", "launcher/demo/training"},
 }
 HEAVY = {"torch", "transformers", "numpy"}
 
@@ -96,7 +96,7 @@ def test_the_launcher_loads_nothing_of_what_its_children_need() -> None:
 
 @pytest.mark.slow
 def test_what_sends_traces_is_loaded_only_by_who_sends_them() -> None:
-    assert "opentelemetry" not in loaded_by("launcher.cli", "router.__main__", "shard.server")
+    assert "opentelemetry" not in loaded_by("launcher.cli", "router.__main__", "shard.rpc.server")
 
 
 def test_generated_messages_cost_no_torch() -> None:

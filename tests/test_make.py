@@ -148,7 +148,7 @@ def test_the_gpu_is_checked_with_wheels_that_were_there_before(machine: Checkout
 
 def test_what_is_asked_of_a_gpu_is_asked_of_the_benchmark(machine: Checkout) -> None:
     assert machine.make("gpu-bench", "ARGS=served --streams 8").returncode == 0
-    assert machine.log()[-1] == "-P -m benchmarks.card served --streams 8"
+    assert machine.log()[-1] == "-P -m benchmarks.gpu served --streams 8"
 
 
 def test_kernels_run_under_a_sanitizer_where_there_is_one(

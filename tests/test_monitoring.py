@@ -14,15 +14,15 @@ from urllib.request import urlopen
 
 import pytest
 import yaml
-from launched import SIMULATED, serving
+from support.weft_process import SIMULATED, serving
 
-from router.messages import ModelFacts
-from router.meters import Kind
-from router.metrics import families
-from router.policy import Policy
-from router.prompts import Limits
-from router.scheduler import Scheduler
-from router.tally import Tally
+from router.scheduler.plan import ModelFacts
+from router.scheduler.scheduler import Scheduler
+from router.scheduler.settings import Policy
+from router.telemetry.counters import Tally
+from router.telemetry.families import families
+from router.telemetry.instruments import Kind
+from router.text.prompts import Limits
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 LIMITS = Limits(max_input_tokens=1000, max_total_tokens=4000)

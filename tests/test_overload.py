@@ -8,11 +8,11 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from clockwork import Clockwork, Life, Model
+from support.cost_model_clock import Clockwork, Life, Model
 
-from router.messages import Prefill
-from router.policy import Policy
 from router.request import Request
+from router.scheduler.plan import Prefill
+from router.scheduler.settings import Policy
 
 GPU_8B = Model(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")
 POLICY = Policy(max_concurrent_requests=10**6, stall_seconds=0.050)

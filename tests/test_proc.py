@@ -6,7 +6,7 @@ import sys
 import threading
 
 import pytest
-from proc import child_pids, command_line
+from support.process_list import child_pids, command_line
 
 WAIT = "import sys; sys.stdin.read()"
 

@@ -9,14 +9,14 @@ from itertools import pairwise
 from statistics import median
 
 import pytest
-from clockwork import Clockwork, Model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from world import named
+from support.cost_model_clock import Clockwork, Model
+from support.simulated_world import named
 
-from router.costs import CostModel, Load
-from router.policy import Policy
 from router.request import ANYONE, Request, Tenant
+from router.scheduler.cost_model import CostModel, Load
+from router.scheduler.settings import Policy
 
 # An 8B model on one GPU: 16 GB of bf16 weights, 128 kB of KV cache per token. A 0.5B model on two CPU cores.
 GPU_8B = Model(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")

@@ -6,12 +6,12 @@ import os
 import random
 
 import pytest
-from world import Client, World
+from support.simulated_world import Client, World
 
 from router.config import RouterConfig
 from router.request import ANYONE, EMBEDDED, Request, Resource, Tenant, Wish
 from shard.config import SimulatedConfig
-from shard.faults import KINDS, WRONGS
+from shard.simulator.faults import KINDS, WRONGS
 
 SEEDS = range(200)
 LONG = 5000

@@ -7,11 +7,11 @@ import random
 from itertools import pairwise
 
 import pytest
-from clockwork import Clockwork, Life, Model
+from support.cost_model_clock import Clockwork, Life, Model
 
-from router.policy import Policy
 from router.request import Request, Tenant
-from router.shares import PER_GENERATED_TOKEN
+from router.scheduler.fairness import PER_GENERATED_TOKEN
+from router.scheduler.settings import Policy
 
 GPU_8B = Model(0.006, 3e-5, 4e-5, 4.4e-8, "cuda")
 CPU_HALF_B = Model(0.019, 3e-4, 7e-4, 2.5e-7, "cpu")

@@ -3,8 +3,8 @@
 import pytest
 from test_simulation import random_world
 
-from router.budget import Budget, PromptShare
-from router.steps import Pause
+from router.scheduler.policies import Pause
+from router.scheduler.prefill_budget import Budget, PromptShare
 
 SEEDS = range(40)
 

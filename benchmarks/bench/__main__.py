@@ -16,24 +16,24 @@ from typing import Any
 import uvloop
 from cyclopts import CycloptsError
 
-from benchmarks.bench import shards
-from benchmarks.bench.client import Target
 from benchmarks.bench.flags import shown
-from benchmarks.bench.http import NoAnswer, Server
-from benchmarks.bench.load import drive
-from benchmarks.bench.overhead import measured
-from benchmarks.bench.plots import drawing
-from benchmarks.bench.progress import Progress, showing
-from benchmarks.bench.prompts import counted_by_tokenizer, counter, read_prompts
-from benchmarks.bench.record import Ask, Record
-from benchmarks.bench.report import html
-from benchmarks.bench.result import Result, names_of, to_csv, to_json
+from benchmarks.bench.load.client import Target
+from benchmarks.bench.load.generator import drive
+from benchmarks.bench.load.http import NoAnswer, Server
+from benchmarks.bench.load.prompts import counted_by_tokenizer, counter, read_prompts
+from benchmarks.bench.load.record import Ask, Record
+from benchmarks.bench.load.workload import make, sizes_of
+from benchmarks.bench.report.html import html
+from benchmarks.bench.report.live import Progress, showing
+from benchmarks.bench.report.overhead import measured
+from benchmarks.bench.report.plots import drawing
+from benchmarks.bench.report.result import Result, names_of, to_csv, to_json
+from benchmarks.bench.report.summary import summary
+from benchmarks.bench.report.table import table
+from benchmarks.bench.report.versus import Ratio, compared, ratio_table
 from benchmarks.bench.settings import Settings, other, read_settings
-from benchmarks.bench.summary import summary
-from benchmarks.bench.table import table
-from benchmarks.bench.versus import Ratio, compared, ratio_table
-from benchmarks.bench.workload import make, sizes_of
-from benchmarks.saved import hardware, today
+from benchmarks.bench.shards import command as shards
+from benchmarks.harness.results import hardware, today
 
 SHARDS = "--shard"
 

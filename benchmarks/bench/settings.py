@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 
-from benchmarks.bench.client import Target
-from benchmarks.bench.dialects import DIALECTS, Options
 from benchmarks.bench.flags import check_effect, check_pairs, names_in, replaced, shown, without
-from benchmarks.bench.http import Server
-from benchmarks.bench.summary import Goal
-from benchmarks.bench.workload import Workload
+from benchmarks.bench.load.client import Target
+from benchmarks.bench.load.dialects import DIALECTS, Options
+from benchmarks.bench.load.http import Server
+from benchmarks.bench.load.workload import Workload
+from benchmarks.bench.report.summary import Goal
 
 LEAST = Number(gte=1)
 POSITIVE = Number(gt=0)

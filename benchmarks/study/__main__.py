@@ -16,14 +16,14 @@ import cyclopts
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from benchmarks.processes import NotStarted
-from benchmarks.quiet import MOST
-from benchmarks.saved import RESULTS, file_name, made
+from benchmarks.harness.processes import NotStarted
+from benchmarks.harness.results import RESULTS, file_name, made
+from benchmarks.harness.steal_time import MOST
 from benchmarks.study.experiments import Experiments, Failed
 from benchmarks.study.figures import plain, summary
 from benchmarks.study.plan import PARTS, Plan, Scope
 from benchmarks.study.policies import CACHED, VARIANTS, WINDOWS
-from benchmarks.study.raw import Raw
+from benchmarks.study.records import Raw
 from benchmarks.study.report import page, sources, table
 from benchmarks.study.shapes import COMES_WITH_WEFT, NAMES, SIMULATED, shape_of
 from benchmarks.study.workloads import PRESETS

@@ -14,16 +14,16 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.bench.client import Target
-from benchmarks.bench.dialects import DIALECTS
-from benchmarks.bench.load import drive
-from benchmarks.bench.record import Ask, Record
-from benchmarks.processes import HOST, Server, serving
-from benchmarks.quiet import MOST, Tries
+from benchmarks.bench.load.client import Target
+from benchmarks.bench.load.dialects import DIALECTS
+from benchmarks.bench.load.generator import drive
+from benchmarks.bench.load.record import Ask, Record
+from benchmarks.harness.processes import HOST, Server, serving
+from benchmarks.harness.steal_time import MOST, Tries
 from benchmarks.study.measures import is_enough, pace_of
 from benchmarks.study.plan import COMPAT, PARTS, SOLO, Pace, Plan, Run, Turn
-from benchmarks.study.raw import Raw, Taken
-from router.figures import percentile
+from benchmarks.study.records import Raw, Taken
+from router.simulation.report import percentile
 
 WARM_UP = [Ask(number, "Request", 8) for number in range(8)]
 STREAMED = "lorax"  # a dialect with `ignore_eos_token`: answers have as many tokens as requested

@@ -20,7 +20,7 @@ from benchmarks.study.measures import (
 )
 from benchmarks.study.plan import COMPAT, SWEEP, SWEET, USERS, WORKLOAD, Pace, Run
 from benchmarks.study.policies import CONTINUOUS, DYNAMIC, FIXED, in_order, is_static
-from benchmarks.study.raw import Taken
+from benchmarks.study.records import Taken
 
 Told = dict[str, Any]
 Levels = dict[float, dict[str, Band]]  # figures by level

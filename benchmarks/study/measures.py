@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from math import nan
 from statistics import median
 
-from benchmarks.bench.record import Record
-from benchmarks.bench.summary import jain, tokens_in
+from benchmarks.bench.load.record import Record
+from benchmarks.bench.report.summary import jain, tokens_in
 from benchmarks.study.arithmetic import fitted, mean, mean_by
 from benchmarks.study.plan import SOLO, SWEEP, SWEET, TOGETHER, USERS, Pace, Points
 from benchmarks.study.policies import DYNAMIC, FIXED, NOBATCH
-from benchmarks.study.raw import Taken
-from router.figures import percentile
+from benchmarks.study.records import Taken
+from router.simulation.report import percentile
 
 SETTLED = 0.5  # share of the arrivals' time during which batches fill, which does not count for throughput
 KEPT_UP = 0.75  # share of the requested tokens: a policy that serves less is saturated

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from benchmarks.bench.record import Ask
+from benchmarks.bench.load.record import Ask
 from benchmarks.study import workloads
 from benchmarks.study.arithmetic import interpolated
 from benchmarks.study.policies import (

@@ -13,7 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from benchmarks.study.figures import Levels
-from benchmarks.study.looks import (
+from benchmarks.study.measures import KEPT_UP, USERS_SLOWDOWN
+from benchmarks.study.plan import COMPAT, SWEEP, USERS, WORKLOAD
+from benchmarks.study.policies import SWEPT, words
+from benchmarks.study.records import Taken
+from benchmarks.study.style import (
     curve,
     ends_of,
     logarithmic,
@@ -25,10 +29,6 @@ from benchmarks.study.looks import (
     sheet,
     write,
 )
-from benchmarks.study.measures import KEPT_UP, USERS_SLOWDOWN
-from benchmarks.study.plan import COMPAT, SWEEP, USERS, WORKLOAD
-from benchmarks.study.policies import SWEPT, words
-from benchmarks.study.raw import Taken
 from benchmarks.study.timeline import timeline
 
 Told = Mapping[str, Any]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from benchmarks.bench.record import Record
+from benchmarks.bench.load.record import Record
 
 
 class Seat(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoint import SHAPES, make
+from benchmarks.harness.checkpoints import SHAPES, make
 
 SIMULATED, DEMO = "simulated", "demo"
 NAMES = (SIMULATED, "gpt2-medium", "qwen2.5-0.5b", DEMO, "tiny")

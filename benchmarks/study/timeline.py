@@ -6,10 +6,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from benchmarks.study.looks import name_axes, sheet, write
 from benchmarks.study.policies import words
-from benchmarks.study.raw import Taken
+from benchmarks.study.records import Taken
 from benchmarks.study.seats import seats, stays
+from benchmarks.study.style import name_axes, sheet, write
 
 ALONE = ("none", "nobatch")  # take much longer: only the beginning is shown
 SHOWN = ("none", "static", "pause", "mixed")

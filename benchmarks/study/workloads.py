@@ -9,8 +9,8 @@ from dataclasses import replace
 from random import Random
 from statistics import fmean
 
-from benchmarks.bench import arrivals
-from benchmarks.bench.record import Ask
+from benchmarks.bench.load import arrivals
+from benchmarks.bench.load.record import Ask
 
 FIGURE_LENGTHS = tuple(range(5, 150, 5))
 HEAD_LENGTHS = 1, 25, 100

@@ -12,9 +12,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from launcher.adapters.errors import Refused
 from launcher.adapters.header import Shape, read_shapes
-from launcher.adapters.refused import Refused
-from launcher.meter import amount
+from launcher.hub.progress_bar import amount
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 FILES = (CONFIG, WEIGHTS)

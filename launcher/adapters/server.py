@@ -1,7 +1,7 @@
 """Adapter store as a process: `python -P -m launcher.adapters.server JSON`, where JSON is a `Settings` object.
 
 The first line of standard input is the server's own token for the Hub, or empty. Each later line is a request
-(launcher/adapters/orders.py); its reply is a line on standard output with the same id, and replies come in any order.
+(launcher/adapters/protocol.py); its reply is a line on standard output with the same id, and replies come in any order.
 The end of standard input ends the process, even while fetches run. Secrets are only passed on standard input.
 """
 
@@ -17,19 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from launcher.adapters import bucket
-from launcher.adapters.fetching import Fetched, Fetching
-from launcher.adapters.hub import HubSettings, HubSource
-from launcher.adapters.local import LocalSource
-from launcher.adapters.merging import Merging
-from launcher.adapters.orders import Allowed, Fetch, Id, Merge, Order, Pin, described, read_id, read_order
-from launcher.adapters.refused import Refused, called, understood
-from launcher.adapters.s3 import S3Source
+from launcher.adapters.errors import Refused, called, understood
+from launcher.adapters.fetch import Fetched, Fetching
+from launcher.adapters.merge import Merging
+from launcher.adapters.protocol import Allowed, Fetch, Id, Merge, Order, Pin, described, read_id, read_order
+from launcher.adapters.sources import bucket
+from launcher.adapters.sources.hub import HubSettings, HubSource
+from launcher.adapters.sources.local import LocalSource
+from launcher.adapters.sources.s3 import S3Source
 from launcher.adapters.store import Store, Version
-from launcher.plan import python_module
-from launcher.voice import PLAIN
+from launcher.output import PLAIN
+from launcher.supervisor.plan import python_module
 
-MERGE = python_module("shard.adapters.merge")
+MERGE = python_module("shard.adapters.merge_command")
 QUESTIONS_AT_ONCE = 8  # maximum concurrent checks whether a token may read an adapter
 NICENESS = 10  # steps of the model have priority, also where the shards use every core
 

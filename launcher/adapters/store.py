@@ -23,9 +23,9 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from launcher.adapters.contents import Contents, digest_of, read_contents
+from launcher.adapters.errors import Kind, Refused
 from launcher.adapters.pins import Pins
-from launcher.adapters.refused import Kind, Refused
-from launcher.meter import amount
+from launcher.hub.progress_bar import amount
 
 ABANDONED = 24 * 3600 * 10**9  # nanoseconds after which an unused download is removed
 FOLDERS = ("versions", "incoming", "pins", "merged", "hub")

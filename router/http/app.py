@@ -11,38 +11,38 @@ from typing import NoReturn
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from router.api_keys import Keys
 from router.config import RouterConfig
 from router.errors import AdapterMissing, Cancelled, InvalidRequest, NotReady
-from router.http import lorax_rendering
-from router.http.adapters import AdapterRoutes
-from router.http.api_errors import ApiError, has_api_errors
-from router.http.classify import Classify
-from router.http.clouds import Clouds
-from router.http.completions import Completions
-from router.http.content_encoding import TooLargeDecompressed
-from router.http.cors import allow_origins
-from router.http.dialect import About, Engine, House
-from router.http.docs import Docs
-from router.http.embeddings import Embeddings
-from router.http.errors import Told, shortened
-from router.http.headers import identity
-from router.http.health import Probes
-from router.http.inference import Inference
-from router.http.info import Facts
-from router.http.keys import check_keys
-from router.http.lorax import Lorax
-from router.http.lorax_v1 import LoraxV1
-from router.http.metrics import FAILURE, Metrics, count_requests
-from router.http.openai import OpenAi
-from router.http.requests import Requests
-from router.http.spans import trace_requests
-from router.http.sse import Outbox
-from router.http.tgi import Tgi
-from router.http.tokens import Tokens
-from router.spans import Spans
-from router.tenants import Keys
-from router.validation import Validator
-from shard.traces import Sender
+from router.http.docs.page import Docs
+from router.http.lorax import rendering
+from router.http.lorax.openai_routes import LoraxV1
+from router.http.lorax.routes import Lorax
+from router.http.openai.chat import OpenAi
+from router.http.openai.completions import Completions
+from router.http.openai.errors import ApiError, has_api_errors
+from router.http.routes.adapters import AdapterRoutes
+from router.http.routes.batching_study import Inference
+from router.http.routes.classify import Classify
+from router.http.routes.clouds import Clouds
+from router.http.routes.embeddings import Embeddings
+from router.http.routes.explain import Requests
+from router.http.routes.info import Facts
+from router.http.routes.probes import Probes
+from router.http.routes.tokenize import Tokens
+from router.http.tgi.routes import Tgi
+from router.http.transport.auth import check_keys
+from router.http.transport.content_encoding import TooLargeDecompressed
+from router.http.transport.cors import allow_origins
+from router.http.transport.errors import Told, shortened
+from router.http.transport.generate import About, Engine, House
+from router.http.transport.headers import identity
+from router.http.transport.metrics import FAILURE, Metrics, count_requests
+from router.http.transport.sse import Outbox
+from router.http.transport.tracing import trace_requests
+from router.telemetry.spans import Spans
+from router.validation.validator import Validator
+from shard.telemetry.traces import Sender
 
 KEPT_HEADERS = ("Allow", "WWW-Authenticate")
 
@@ -145,7 +145,7 @@ def told(request: web.Request, error: Exception) -> Told:
 def lorax_told(request: web.Request, error: Exception) -> Told:
     if isinstance(error, web.HTTPException):
         return told(request, error)
-    found = lorax_rendering.told(error)
+    found = rendering.told(error)
     if isinstance(error, InvalidRequest) and request.path == "/v1/embeddings":
         return replace(found, status=400, error_type="invalid_input")
     return found

@@ -10,14 +10,14 @@ from typing import Any
 
 from aiohttp import web
 
+from router.api_keys import Keys
 from router.config import RouterConfig
 from router.http.app import create_door
-from router.http.cors import allow_origins
-from router.http.dialect import Engine
-from router.http.health import Probes
-from router.http.metrics import Metrics
-from router.http.server import Door, listen
-from router.tenants import Keys
+from router.http.routes.probes import Probes
+from router.http.transport.cors import allow_origins
+from router.http.transport.generate import Engine
+from router.http.transport.metrics import Metrics
+from router.http.transport.server import Door, listen
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from shard.attention.kv_cache import UNIT, Cache
 from shard.attention.span import Span, integers
 from shard.attention.variant import Variant
-from shard.cache import UNIT, Cache
 
 TILE = 16
 PIECE = 64  # positions; gathered lengths change only at multiples of it

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shard.attention.kv_cache import Cache
 from shard.attention.span import Span, integers
 from shard.attention.variant import Variant
-from shard.cache import Cache
 
 PIECE = 128  # tokens
 

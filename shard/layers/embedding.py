@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from shard.distributed import Group, padded_share
-from shard.layers.linear import Linear, make_linear, packs
-from shard.layers.portions import Portion
-from shard.step import Inputs
-from shard.weights import COMPUTED, Weights
+from shard.adapters.weight_slices import Portion
+from shard.attention.inputs import Inputs
+from shard.checkpoint.reader import COMPUTED, Weights
+from shard.ops.linear import Linear, make_linear, packs
+from shard.parallel.group import Group, padded_share
 
 Finish = Callable[[Tensor], Tensor]  # [rows, vocabulary] in float32, may be written to
 

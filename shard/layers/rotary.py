@@ -11,9 +11,9 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from shard.layers.entering import FusedTurn, Turn
-from shard.layers.kernels import kernels
+from shard.layers.attention_input import FusedTurn, Turn
 from shard.models.config import Rotary
+from shard.ops.triton_support import kernels
 
 
 def plain_frequencies(theta: float, head_dim: int) -> Tensor:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from shard.given import Given
+from shard.json_config import Given
 from shard.models.decoder import Source
-from shard.models.describe import describe
 from shard.models.encoder import Encoder, EncoderConfig, Names, labelled, read_encoder
 from shard.models.gpt import read_gelu, share_evenly
+from shard.models.hf_config import describe
 
 NAMES = Names(
     "encoder.layer", "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",

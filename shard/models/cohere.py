@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from shard.attention.backends import Attention
-from shard.cache import Cache
-from shard.given import Given
-from shard.layers.entering import Turn
-from shard.layers.norm import LayerNorm
-from shard.layers.residual import Residual
+from shard.attention.backend import Attention
+from shard.attention.inputs import Inputs
+from shard.attention.kv_cache import Cache
+from shard.json_config import Given
+from shard.layers.attention_input import Turn
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source, read_decoder
-from shard.models.describe import describe, refuse_activation
+from shard.models.hf_config import describe, refuse_activation
 from shard.models.llama import Mlp, SelfAttention
-from shard.models.rope import read_rotary
-from shard.step import Inputs
+from shard.models.rope_config import read_rotary
+from shard.ops.norm import LayerNorm
+from shard.ops.residual import Residual
 
 USUAL = {"max_position_embeddings": 8192, "rope_theta": 500_000.0, "layer_norm_eps": 1e-5, "logit_scale": 0.0625,
          "tie_word_embeddings": True}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shard.quantization.coded import Format
+from shard.quantization.format import Format
 
 
 @dataclass(frozen=True, slots=True)

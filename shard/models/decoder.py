@@ -6,18 +6,18 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from shard.attention.backends import Attention
-from shard.cache import Cache
-from shard.distributed import Group, copied_share, share, uneven_share
+from shard.attention.backend import Attention
+from shard.attention.inputs import Inputs
+from shard.attention.kv_cache import Cache
+from shard.checkpoint.reader import Weights
+from shard.layers.attention_input import NoTurn
 from shard.layers.embedding import Embedding, Head, read_head, tied_head
-from shard.layers.entering import NoTurn
-from shard.layers.linear import Linear
-from shard.layers.norm import Norm, RMSNorm
-from shard.layers.residual import Residual
 from shard.layers.rotary import RotaryTable
 from shard.models.config import ModelConfig, Rotary
-from shard.step import Inputs
-from shard.weights import Weights
+from shard.ops.linear import Linear
+from shard.ops.norm import Norm, RMSNorm
+from shard.ops.residual import Residual
+from shard.parallel.group import Group, copied_share, share, uneven_share
 
 Product = tuple[Linear, int]  # linear and its input width
 Config_co = TypeVar("Config_co", bound=ModelConfig, covariant=True)

@@ -1,10 +1,10 @@
 """DistilBERT: BERT with half of the layers, other names, and no token types."""
 
-from shard.given import Given
+from shard.json_config import Given
 from shard.models.decoder import Source
-from shard.models.describe import describe
 from shard.models.encoder import Encoder, EncoderConfig, Names, labelled, read_encoder
 from shard.models.gpt import read_gelu, share_evenly
+from shard.models.hf_config import describe
 
 NAMES = Names(
     "transformer.layer", "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",

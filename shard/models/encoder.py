@@ -11,17 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shard.attention.both_ways import attend
+from shard.attention.encoder import attend
 from shard.attention.span import integers
-from shard.given import Given
+from shard.json_config import Given
 from shard.layers.embedding import Embedding
-from shard.layers.linear import Linear, make_linear
-from shard.layers.norm import LayerNorm, Norm
-from shard.layers.parallel import Part, column_linear, row_linear
+from shard.layers.parallel_linear import Part, column_linear, row_linear
 from shard.models.decoder import Source, check_ranks
 from shard.models.gpt import GptConfig, Mlp
 from shard.models.llama import widened
-from shard.texts import Text
+from shard.ops.linear import Linear, make_linear
+from shard.ops.norm import LayerNorm, Norm
+from shard.state.columns import Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,9 @@ Models with ALiBi instead of rotary embedding are rejected.
 
 from dataclasses import dataclass
 
-from shard.given import Given
-from shard.layers.parallel import row_linear
+from shard.json_config import Given
+from shard.layers.parallel_linear import row_linear
 from shard.models.decoder import Decoder, Layer, Source, read_ends, read_layers
-from shard.models.describe import describe
 from shard.models.gpt import (
     FusedAttention,
     GptConfig,
@@ -21,6 +20,7 @@ from shard.models.gpt import (
     read_gelu,
     share_evenly,
 )
+from shard.models.hf_config import describe
 from shard.models.llama import widened
 
 

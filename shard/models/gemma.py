@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shard.given import Given
-from shard.layers.norm import WideRMSNorm
+from shard.attention.inputs import Inputs
+from shard.json_config import Given
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Embeds, Source, read_decoder
-from shard.models.describe import describe, refuse_activation
+from shard.models.hf_config import describe, refuse_activation
 from shard.models.llama import LlamaLayer, Mlp, SelfAttention
-from shard.step import Inputs
+from shard.ops.norm import WideRMSNorm
 
 USUAL = {"head_dim": 256, "tie_word_embeddings": True, "max_position_embeddings": 8192}
 ACTIVATION = "gelu_pytorch_tanh"

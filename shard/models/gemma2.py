@@ -5,18 +5,18 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shard.attention.backends import Attention
-from shard.cache import Cache
-from shard.given import Given
+from shard.attention.backend import Attention
+from shard.attention.inputs import Inputs
+from shard.attention.kv_cache import Cache
+from shard.json_config import Given
+from shard.layers.attention_input import Turn
 from shard.layers.embedding import Head
-from shard.layers.entering import Turn
-from shard.layers.residual import Residual
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source, read_decoder
-from shard.models.describe import read_windows, refuse_activation
 from shard.models.gemma import ACTIVATION, describe_any, norm_from_one, scaled
+from shard.models.hf_config import read_windows, refuse_activation
 from shard.models.llama import Mlp, SelfAttention
-from shard.step import Inputs
+from shard.ops.residual import Residual
 
 USUAL = {"sliding_window": 4096, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
          "final_logit_softcapping": 30.0}

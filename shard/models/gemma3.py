@@ -9,22 +9,22 @@ from typing import Any
 
 from torch import Tensor
 
-from shard.attention.backends import Attention
-from shard.cache import Cache
-from shard.given import Given
-from shard.layers.entering import Turn
-from shard.layers.norm import WideRMSNorm
-from shard.layers.residual import Residual
+from shard.attention.backend import Attention
+from shard.attention.inputs import Inputs
+from shard.attention.kv_cache import Cache
+from shard.json_config import Given
+from shard.layers.attention_input import Turn
 from shard.layers.rotary import RotaryTable
 from shard.models.config import Rotary
 from shard.models.decoder import Decoder, Source, read_decoder
-from shard.models.describe import refuse_activation
 from shard.models.gemma import ACTIVATION, describe_any, from_one, norm_from_one, scaled
 from shard.models.gemma2 import Gemma2Config, Gemma2Layer, alternating, bound, capped, query_scale
+from shard.models.hf_config import refuse_activation
 from shard.models.llama import Mlp, SelfAttention
 from shard.models.qwen3 import head_norm_weights
-from shard.models.rope import read_rotary
-from shard.step import Inputs
+from shard.models.rope_config import read_rotary
+from shard.ops.norm import WideRMSNorm
+from shard.ops.residual import Residual
 
 USUAL = {"vocab_size": 262208, "max_position_embeddings": 131072, "num_attention_heads": 8, "num_key_value_heads": 4,
          "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6, "rope_theta": 1_000_000.0,

@@ -10,18 +10,18 @@ from typing import Any
 
 from torch import Tensor
 
-from shard.attention.backends import Attention
-from shard.cache import Cache
-from shard.distributed import Group
-from shard.given import Given
-from shard.layers.entering import Turn
-from shard.layers.norm import LayerNorm, Norm
-from shard.layers.parallel import Part, RowLinear, activated_linear, column_linear, row_linear
-from shard.layers.residual import Residual
+from shard.attention.backend import Attention
+from shard.attention.inputs import Inputs
+from shard.attention.kv_cache import Cache
+from shard.json_config import Given
+from shard.layers.attention_input import Turn
+from shard.layers.parallel_linear import Part, RowLinear, activated_linear, column_linear, row_linear
 from shard.models.config import ModelConfig
 from shard.models.decoder import Product, Source
 from shard.models.llama import SelfAttention
-from shard.step import Inputs
+from shard.ops.norm import LayerNorm, Norm
+from shard.ops.residual import Residual
+from shard.parallel.group import Group
 
 GELUS = {  # names in config.json, and torch's `approximate` for each
     "gelu": "none", "gelu_python": "none",

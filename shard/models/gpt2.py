@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from shard.given import Given
+from shard.json_config import Given
 from shard.layers.embedding import PlacedEmbedding
-from shard.layers.parallel import Part, row_linear
+from shard.layers.parallel_linear import Part, row_linear
 from shard.models.decoder import Decoder, Layer, Source, Unturned, read_ends, read_layers
-from shard.models.describe import describe
 from shard.models.gpt import FusedAttention, GptConfig, Mlp, SequentialLayer, layer_norm, read_gelu, share_evenly
+from shard.models.hf_config import describe
 from shard.models.llama import widened
 
 PREFIX = "transformer."  # prefix of all tensor names but the head's, except in the oldest files

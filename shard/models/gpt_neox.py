@@ -1,10 +1,9 @@
 """GPT-NeoX and Pythia: one QKV tensor grouped by head, partial rotary embedding, and by default parallel attention and
 MLP."""
 
-from shard.given import Given
-from shard.layers.parallel import row_linear
+from shard.json_config import Given
+from shard.layers.parallel_linear import row_linear
 from shard.models.decoder import Decoder, Layer, Source, read_ends, read_layers
-from shard.models.describe import describe
 from shard.models.gpt import (
     FusedAttention,
     GptConfig,
@@ -16,8 +15,9 @@ from shard.models.gpt import (
     read_gelu,
     share_evenly,
 )
+from shard.models.hf_config import describe
 from shard.models.llama import widened
-from shard.models.rope import read_rotary
+from shard.models.rope_config import read_rotary
 
 HEADS = ("lm_head.weight", "embed_out.weight")  # the newer and the older name
 

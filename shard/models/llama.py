@@ -8,16 +8,16 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shard.attention.backends import Attention
-from shard.cache import Cache
-from shard.given import Given
-from shard.layers.entering import HeadNorm, Turn
-from shard.layers.parallel import Part, column_linear, gated_linear, row_linear
-from shard.layers.residual import Residual
+from shard.attention.backend import Attention
+from shard.attention.inputs import Inputs
+from shard.attention.kv_cache import Cache
+from shard.json_config import Given
+from shard.layers.attention_input import HeadNorm, Turn
+from shard.layers.parallel_linear import Part, column_linear, gated_linear, row_linear
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Product, ReadNorm, Source, read_decoder
-from shard.models.describe import describe, refuse_activation
-from shard.step import Inputs
+from shard.models.hf_config import describe, refuse_activation
+from shard.ops.residual import Residual
 
 
 class SelfAttention:

@@ -1,9 +1,9 @@
 """Mistral: Llama with the same sliding window in all layers, or none."""
 
-from shard.given import Given
+from shard.json_config import Given
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source
-from shard.models.describe import describe, refuse_activation
+from shard.models.hf_config import describe, refuse_activation
 from shard.models.llama import read_llama
 
 USUAL = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}

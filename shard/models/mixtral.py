@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from shard.distributed import Alone, uneven_share
-from shard.given import Given
-from shard.layers.experts import Expert, Experts, Router
-from shard.layers.parallel import Part, column_linear, gated_linear, row_linear
+from shard.json_config import Given
+from shard.layers.moe import Expert, Experts, Router
+from shard.layers.parallel_linear import Part, column_linear, gated_linear, row_linear
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Product, Source, read_decoder
-from shard.models.describe import describe, read_windows, refuse_activation
+from shard.models.hf_config import describe, read_windows, refuse_activation
 from shard.models.llama import LlamaLayer, SelfAttention
+from shard.parallel.group import Alone, uneven_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shard.attention.backends import Attention
-from shard.cache import Cache
-from shard.given import Given
-from shard.layers.entering import Turn
-from shard.layers.norm import WideRMSNorm
-from shard.layers.residual import Residual
+from shard.attention.backend import Attention
+from shard.attention.inputs import Inputs
+from shard.attention.kv_cache import Cache
+from shard.json_config import Given
+from shard.layers.attention_input import Turn
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source, read_decoder
-from shard.models.describe import describe, refuse_activation
+from shard.models.hf_config import describe, refuse_activation
 from shard.models.llama import Mlp, SelfAttention, refuse_windows, widened
-from shard.step import Inputs
+from shard.ops.norm import WideRMSNorm
+from shard.ops.residual import Residual
 
 
 class WholeNorm:

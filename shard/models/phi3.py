@@ -1,13 +1,13 @@
 """Phi-3 and Phi-4: Llama with queries, keys and values in one tensor of the checkpoint, and gate and up in another."""
 
-from shard.given import Given
-from shard.layers.parallel import Part
+from shard.json_config import Given
+from shard.layers.parallel_linear import Part
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source, read_decoder
-from shard.models.describe import describe, refuse_activation
+from shard.models.hf_config import describe, refuse_activation
 from shard.models.llama import LlamaLayer, Mlp, SelfAttention, widened
 from shard.models.mistral import one_window
-from shard.models.rope import read_rotary
+from shard.models.rope_config import read_rotary
 
 USUAL = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
 RENAMED = {"su": "longrope", "yarn": "longrope"}  # rope types in the first files

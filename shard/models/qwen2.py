@@ -1,9 +1,9 @@
 """Qwen2 and Qwen2.5: Llama with biases on queries, keys and values."""
 
-from shard.given import Given
+from shard.json_config import Given
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source, read_decoder
-from shard.models.describe import describe, read_windows, refuse_activation
+from shard.models.hf_config import describe, read_windows, refuse_activation
 from shard.models.llama import LlamaLayer, Mlp, SelfAttention
 
 

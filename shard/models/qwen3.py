@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shard.given import Given
-from shard.layers.norm import RMSNorm
+from shard.json_config import Given
 from shard.models.config import ModelConfig
 from shard.models.decoder import Decoder, Source, read_decoder
-from shard.models.describe import describe, refuse_activation
+from shard.models.hf_config import describe, refuse_activation
 from shard.models.llama import LlamaLayer, Mlp, SelfAttention
 from shard.models.qwen2 import slides
+from shard.ops.norm import RMSNorm
 
 
 def describe_qwen3(given: Given) -> ModelConfig:

@@ -1,8 +1,8 @@
 """Qwen3-MoE: Qwen3 with a mixture of experts in all layers but those that config.json names."""
 
-from shard.given import Given
+from shard.json_config import Given
 from shard.models.decoder import Decoder, Source, read_decoder
-from shard.models.describe import describe, read_windows, refuse_activation
+from shard.models.hf_config import describe, read_windows, refuse_activation
 from shard.models.llama import LlamaLayer, Mlp, SelfAttention
 from shard.models.mixtral import Mixture, MixtureConfig, Names, checked, unsteady
 from shard.models.qwen3 import read_head_norm

@@ -1,9 +1,9 @@
 """StarCoder2: Llama's attention with layer norms and a sliding window, and an MLP with GELU."""
 
-from shard.given import Given
+from shard.json_config import Given
 from shard.models.decoder import Decoder, Layer, Source, read_ends, read_layers
-from shard.models.describe import describe, read_windows
 from shard.models.gpt import GptConfig, Mlp, SequentialLayer, layer_norm, read_gelu
+from shard.models.hf_config import describe, read_windows
 from shard.models.llama import SelfAttention
 
 

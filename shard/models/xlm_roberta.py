@@ -1,6 +1,6 @@
 """XLM-RoBERTa: BERT whose positions begin at the id of the padding token plus one."""
 
-from shard.given import Given
+from shard.json_config import Given
 from shard.models.bert import NAMES, describe_bert
 from shard.models.decoder import Source
 from shard.models.encoder import Encoder, EncoderConfig, labelled, read_encoder

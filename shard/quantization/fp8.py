@@ -5,8 +5,8 @@ Only weights are quantised. Activations and KV cache are not, even if the checkp
 
 from dataclasses import dataclass
 
-from shard.given import Given
-from shard.quantization.coded import Coded, Slice, Tensors
+from shard.json_config import Given
+from shard.quantization.format import Coded, Slice, Tensors
 from shard.quantization.scaled import FLOAT8, Block, floats, read_scales
 from shard.quantization.settings import block
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shard.given import Given
-from shard.quantization.coded import Coded, Slice, Tensors
+from shard.json_config import Given
+from shard.quantization.format import Coded, Slice, Tensors
 from shard.quantization.packing import BITS, cover, cut, integers, regular, slab, unpacked
 from shard.quantization.settings import group_size
 

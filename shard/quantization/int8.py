@@ -7,7 +7,7 @@ any number of ranks.
 import torch
 from torch import Tensor
 
-from shard.quantization.coded import CHUNK, Coded, Slice, Tensors
+from shard.quantization.format import CHUNK, Coded, Slice, Tensors
 from shard.quantization.packing import regular
 
 MOST = 127

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shard.quantization.coded import Coded, Shape, Slice, Tensors, spread
+from shard.quantization.format import Coded, Shape, Slice, Tensors, spread
 
 BITS = (4, 8)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shard.quantization.coded import Coded, Format, Slice, Tensors
+from shard.quantization.format import Coded, Format, Slice, Tensors
 from shard.quantization.int8 import read_int8
 
 ON_LOAD = "int8"

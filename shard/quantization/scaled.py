@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from shard.quantization.coded import Coded, Slice, Tensors
+from shard.quantization.format import Coded, Slice, Tensors
 from shard.quantization.packing import regular
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -1,6 +1,6 @@
 """Checked readers of settings that several kinds of `quantization_config` share."""
 
-from shard.given import Given
+from shard.json_config import Given
 
 
 def group_size(given: Given, value: object) -> int:

@@ -1,9 +1,9 @@
 """Fixture for the files that matplotlib keeps open."""
 
 import pytest
-from benched import run
+from support.fake_bench_results import run
 
-from benchmarks.bench import plots
+from benchmarks.bench.report import plots
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from environments import environment
-from launched import SIMULATED, Weft, serving
-from word_pieces import encoder
+from support.client_environments import environment
+from support.small_encoders import encoder
+from support.weft_process import SIMULATED, Weft, serving
 
 HERE = Path(__file__).parent
 CLIENTS = {

@@ -4,11 +4,11 @@ import asyncio
 import gc
 
 import pytest
-from hearing import ask, expected
-from serving import play
-from stored import Store
+from support.expected_streams import ask, expected
+from support.fake_adapter_store import Store
+from support.in_process_server import play
 
-from router.adapter import Named
+from router.adapters.reference import Named
 from router.request import Resource
 
 POISON = "\N{LATIN SMALL LETTER U WITH DIAERESIS}"  # a letter that no other prompt holds

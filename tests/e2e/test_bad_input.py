@@ -4,7 +4,7 @@ import json
 from io import BytesIO
 
 import pytest
-from serving import events_of, play
+from support.in_process_server import events_of, play
 
 PATHS = ["/generate", "/generate_stream"]
 JSON = {"Content-Type": "application/json"}

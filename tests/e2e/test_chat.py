@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launched import SIMULATED, WEFT, serving
-from serving import events_of, play
+from support.in_process_server import events_of, play
+from support.weft_process import SIMULATED, WEFT, serving
 
 
 def test_a_chat_says_what_its_prompt_says_on_the_other_route(tmp_path: Path) -> None:

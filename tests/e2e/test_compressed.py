@@ -5,7 +5,7 @@ import zlib
 from typing import Any
 
 import pytest
-from serving import play
+from support.in_process_server import play
 
 LIMIT = 100_000
 KEY = {"Authorization": "Bearer sk-loom"}

@@ -8,11 +8,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from launched import Weft, serving
+from support.weft_process import Weft, serving
 from transformers import PreTrainedTokenizerFast
 
 import launcher.demo
-from launcher.demo.card import LONGEST, PROMPTS
+from launcher.demo.training.card import LONGEST, PROMPTS
 
 ROOT = Path(__file__).parents[2]
 MODEL = Path(launcher.demo.__file__).with_name("model")
@@ -63,6 +63,6 @@ def test_the_card_tells_the_checksum_of_the_weights() -> None:
 
 def test_all_of_it_takes_less_than_a_gigabyte(weft: Weft) -> None:
     assert weft.generate(LONGEST)
-    pids = [weft.process.pid, *weft.pids("router"), *weft.pids("shard.server")]
+    pids = [weft.process.pid, *weft.pids("router"), *weft.pids("shard.rpc.server")]
     assert len(pids) == 3
     assert sum(map(memory, pids)) < GIGABYTE

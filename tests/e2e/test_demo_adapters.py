@@ -14,9 +14,9 @@ from urllib.error import HTTPError
 
 import pytest
 import torch
-from adapters import unwarned
-from launched import PROMPT, Weft, serving
 from peft import PeftModel
+from support.peft_adapters import unwarned
+from support.weft_process import PROMPT, Weft, serving
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
@@ -69,7 +69,7 @@ def test_when_a_shard_is_killed_requests_go_on_by_their_adapters(weft: Weft) -> 
     alone = {name: said(weft, name, 60) for name in ("kjv", "pirate")}
     with ThreadPoolExecutor(4) as clients:
         answers = [clients.submit(said, weft, name, 60) for name in 2 * [*alone]]
-        os.kill(weft.pids("shard.server")[0], signal.SIGKILL)
+        os.kill(weft.pids("shard.rpc.server")[0], signal.SIGKILL)
         assert [answer.result() for answer in answers] == 2 * [*alone.values()]
 
 

@@ -15,9 +15,9 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from environments import environment
-from launched import PROMPT, SIMULATED, Weft, serving
-from measuring import failures, read
+from support.client_environments import environment
+from support.metrics_page import failures, read
+from support.weft_process import PROMPT, SIMULATED, Weft, serving
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from checkpoints import tiny_checkpoint
-from fake_hub import FakeHub
-from launched import PROMPT, serving
+from support.fake_hub import FakeHub
+from support.small_checkpoints import tiny_checkpoint
+from support.weft_process import PROMPT, serving
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]  # two servers; the parts have tests of their own
 

@@ -9,11 +9,11 @@ from urllib.request import Request, urlopen
 
 import pytest
 import torch
-from adapters import unwarned
-from launched import Weft, serving
 from peft import LoraConfig, get_peft_model
+from support.peft_adapters import unwarned
+from support.small_encoders import LINES, encoder
+from support.weft_process import Weft, serving
 from transformers import AutoModel, AutoModelForTokenClassification, AutoTokenizer, pipeline
-from word_pieces import LINES, encoder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # processes that load torch
 

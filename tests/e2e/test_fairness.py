@@ -6,9 +6,9 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from serving import body, play
+from support.in_process_server import body, play
 
-from router.events import Produced
+from router.scheduler.events import Produced
 
 WINDOW = 1000  # steps
 WINDOWS = 2

@@ -1,12 +1,12 @@
 """Tests of shard failures over real gRPC: streams continue with the right tokens, or only the faulty request fails."""
 
 import pytest
-from hearing import ask
-from serving import play
+from support.expected_streams import ask
+from support.in_process_server import play
 
-from router import engine
+from router.engine import engine
 from router.errors import GenerationFailed
-from shard.simulated import SimulatedWorker, StepError
+from shard.simulator.worker import SimulatedWorker, StepError
 
 POISON = "\N{LATIN SMALL LETTER U WITH DIAERESIS}"  # a letter that no other prompt holds
 STEPS = ["die@decode:3", "refuse@decode:3", "step_error@decode:3", "exhaust@decode:3", "wrong@decode:3:missing",
@@ -98,7 +98,7 @@ def test_shards_that_hang_are_replaced(tmp_path, faults, ranks):
 
 @pytest.mark.slow
 def test_shards_that_hang_when_they_should_begin_anew_are_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr("router.meeting.CALL_TIMEOUT", 0.3)
+    monkeypatch.setattr("router.shards.handshake.CALL_TIMEOUT", 0.3)
 
     async def story(weft):
         await weft.hear_right(*crowd())

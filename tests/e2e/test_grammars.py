@@ -17,9 +17,9 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from checkpoints import tiny_checkpoint
-from fitting import fits
-from launched import Weft, serving, tokens
+from support.json_schema_checker import fits
+from support.small_checkpoints import tiny_checkpoint
+from support.weft_process import Weft, serving, tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import aiohttp
 import pytest
-from checkpoints import tiny_checkpoint
-from crowd import INTERVAL, NUM_STREAMS, Probe, asked, hear_all, leave_alone, listen
-from hearing import ask
-from launched import SIMULATED, WEFT, Weft, serving
-from serving import play
+from support.concurrent_streams import INTERVAL, NUM_STREAMS, Probe, asked, hear_all, leave_alone, listen
+from support.expected_streams import ask
+from support.in_process_server import play
+from support.small_checkpoints import tiny_checkpoint
+from support.weft_process import SIMULATED, WEFT, Weft, serving
 from transformers import AutoTokenizer
 
 from router.errors import GenerationFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-SHARD = "shard.server"
+SHARD = "shard.rpc.server"
 SMALL = ("--max-batch-total-tokens", "65536", "--threads", "1")  # threads wait for each other on a busy machine
 POISON = "\N{EURO SIGN}"  # no other prompt holds it
 MOST_FAILED_STEPS = 8  # enough to find one bad request among 32
@@ -98,7 +98,7 @@ async def until_ready(weft: Weft) -> None:
 def test_of_many_requests_only_the_poisonous_one_fails(
         model: Path, tmp_path: Path, undisturbed: list[Any]) -> None:
     ids = AutoTokenizer.from_pretrained(model)(POISON, add_special_tokens=False)["input_ids"]
-    command = (sys.executable, "-P", str(Path(__file__).parents[1] / "poisoned.py"), str(ids[0]))
+    command = (sys.executable, "-P", str(Path(__file__).parents[1] / "support" / "failing_model.py"), str(ids[0]))
     bodies = [asked(number) for number in range(NUM_STREAMS)]
     bodies[7]["inputs"] += POISON
     with serving(tmp_path, str(model), *SMALL, command=command) as weft:

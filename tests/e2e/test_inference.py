@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import play
+from support.in_process_server import play
 
 BATCHINGS = {"none": "nobatch", "static": "static", "continuous": "dynamic"}
 

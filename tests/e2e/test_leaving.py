@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
-from hearing import Heard
-from serving import body, play
+from support.expected_streams import Heard
+from support.in_process_server import body, play
 
-from router.sequence import State
-from shard.simulated import SimulatedWorker
+from router.scheduler.sequence import State
+from shard.simulator.worker import SimulatedWorker
 
 STREAMS, STREAMING, PLAIN = 330, 60, 60  # clients: of the engine, of /generate_stream, of /generate
 IN_PREFILL, IN_LAST_STEP = 10, 40  # further clients of the engine that leave in this state

@@ -12,11 +12,11 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from launched import SIMULATED, WEFT
+from support.weft_process import SIMULATED, WEFT
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = "from launcher.foreign.commands import text_generation_launcher as main; main()"
+PROGRAM = "from launcher.compat.commands import text_generation_launcher as main; main()"
 LAUNCHER = (sys.executable, "-P", "-c", PROGRAM)
 
 

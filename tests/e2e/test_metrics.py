@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from measuring import check, failures, read
-from serving import body, play
+from support.in_process_server import body, play
+from support.metrics_page import check, failures, read
 
 from router.config import SOURCES
 

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launched import SIMULATED, WEFT, serving
+from support.weft_process import SIMULATED, WEFT, serving
 
 pytestmark = pytest.mark.slow
 

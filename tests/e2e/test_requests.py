@@ -3,9 +3,9 @@
 import asyncio
 
 import pytest
-from serving import body, events_of, play
+from support.in_process_server import body, events_of, play
 
-from router import engine
+from router.engine import engine
 
 HTTP = {"http": True}
 

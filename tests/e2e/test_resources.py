@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hearing import ask
-from serving import play
+from support.expected_streams import ask
+from support.in_process_server import play
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from serving import body, play
-from stored import Store
+from support.fake_adapter_store import Store
+from support.in_process_server import body, play
 
 USERS = {"sk-a": {"tenant": "a"}, "sk-b": {"tenant": "b"}}
 KEYS = USERS | {"sk-op": {"tenant": "op", "role": "admin"}}

@@ -9,9 +9,9 @@ from pathlib import Path
 from time import sleep
 
 import pytest
-from launched import SIMULATED, WEFT, serving, tokens
+from support.weft_process import SIMULATED, WEFT, serving, tokens
 
-from launcher.folder import clear_left
+from launcher.supervisor.runtime_dir import clear_left
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def test_keys_are_asked_for_and_seen_by_nobody(tmp_path: Path, monkeypatch: pyte
         for key, status in (("sk-secret-one", 404), ("sk-secret-two", 404), ("sk-secret-three", 401)):
             assert weft.status("/v1/requests/x/explain", key) == status
         assert weft.status("/health") == 200
-        for module in ("router", "shard.server"):
+        for module in ("router", "shard.rpc.server"):
             [pid] = weft.pids(module)
             assert "sk-secret" not in Path(f"/proc/{pid}/cmdline").read_text()
         os.kill(weft.pids("router")[0], signal.SIGKILL)
@@ -60,22 +60,22 @@ def test_a_shard_that_is_killed_costs_no_token(tmp_path: Path) -> None:
         expected = weft.generate(40)
         events = tokens(weft.post("/generate_stream", 40))
         text = next(events)["token"]["text"]
-        os.kill(weft.pids("shard.server")[1], signal.SIGKILL)
+        os.kill(weft.pids("shard.rpc.server")[1], signal.SIGKILL)
         assert text + "".join(event["token"]["text"] for event in events) == expected
 
 
 def test_a_shard_that_hangs_is_replaced(tmp_path: Path) -> None:
     with serving(tmp_path, SIMULATED, "--step-timeout", "1.5") as weft:
-        os.kill(weft.pids("shard.server")[0], signal.SIGSTOP)
+        os.kill(weft.pids("shard.rpc.server")[0], signal.SIGSTOP)
         assert weft.generate(5) == "terry"
 
 
 def test_a_router_that_is_killed_is_replaced_and_no_client_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path, SIMULATED) as weft:
-        shards = weft.pids("shard.server")
+        shards = weft.pids("shard.rpc.server")
         os.kill(weft.pids("router")[0], signal.SIGKILL)
         assert weft.generate(5) == "terry"
-        assert weft.pids("shard.server") == shards
+        assert weft.pids("shard.rpc.server") == shards
 
 
 def test_requests_under_way_are_finished_before_the_end(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_shards_that_die_again_and_again_end_the_server_and_clients_are_told(tmp
         next(events)
         while weft.process.poll() is None:
             with suppress(ProcessLookupError, FileNotFoundError):
-                for pid in weft.pids("shard.server"):
+                for pid in weft.pids("shard.rpc.server"):
                     os.kill(pid, signal.SIGKILL)
             sleep(0.1)
         assert "shutting down" in list(events)[-1]["error"]
@@ -125,7 +125,7 @@ def test_shards_that_die_again_and_again_end_the_server_and_clients_are_told(tmp
 def test_no_child_survives_a_launcher_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # the folder of the sockets stays behind, without sockets
     with serving(tmp_path, SIMULATED, "--num-shard", "2") as weft:
-        children = [os.pidfd_open(pid) for pid in weft.pids("router") + weft.pids("shard.server")]
+        children = [os.pidfd_open(pid) for pid in weft.pids("router") + weft.pids("shard.rpc.server")]
         weft.signal(signal.SIGKILL)
         weft.end()
     for child in children:

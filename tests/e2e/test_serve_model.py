@@ -6,14 +6,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from checkpoints import tiny_checkpoint
-from crowd import LENGTH, NUM_STREAMS, Probe, hear_all
-from launched import PROMPT, Weft, serving, tokens
+from support.concurrent_streams import LENGTH, NUM_STREAMS, Probe, hear_all
+from support.small_checkpoints import tiny_checkpoint
+from support.weft_process import PROMPT, Weft, serving, tokens
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # processes that load torch, some of them twice
 
-SHARD = "shard.server"
+SHARD = "shard.rpc.server"
 SMALL = ("--max-batch-total-tokens", "65536", "--threads", "1")  # threads wait for each other on a busy machine
 
 

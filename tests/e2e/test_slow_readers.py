@@ -5,10 +5,10 @@ import json
 import socket
 
 import pytest
-from hearing import ask
-from serving import body, events_of, play
+from support.expected_streams import ask
+from support.in_process_server import body, events_of, play
 
-from router.http.sse import EventStream
+from router.http.transport.sse import EventStream
 
 LENGTH = 500
 HIGH_WATER = 64 * 1024  # bytes that a transport takes before writing pauses

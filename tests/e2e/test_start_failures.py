@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import tiny_checkpoint
-from launched import SIMULATED, WEFT, serving
+from support.small_checkpoints import tiny_checkpoint
+from support.weft_process import SIMULATED, WEFT, serving
 
-from launcher.progress import PHASES
+from launcher.supervisor.startup_display import PHASES
 
 pytestmark = pytest.mark.slow
 

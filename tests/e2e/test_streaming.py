@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from serving import body, events_of, play
+from support.in_process_server import body, events_of, play
 
 PATHS = ["/generate", "/generate_stream"]
 

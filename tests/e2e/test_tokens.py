@@ -4,8 +4,8 @@ import asyncio
 import random
 
 import pytest
-from hearing import ask, expected
-from serving import play
+from support.expected_streams import ask, expected
+from support.in_process_server import play
 
 from router.request import FinishReason, SamplingParams
 

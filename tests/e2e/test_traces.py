@@ -8,8 +8,8 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-from collector import PARENT, SERVER, Collected, Collector, collecting
-from launched import SIMULATED, Weft, serving, tokens
+from support.trace_collector import PARENT, SERVER, Collected, Collector, collecting
+from support.weft_process import SIMULATED, Weft, serving, tokens
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from hearing import Heard, ask
-from serving import play
+from support.expected_streams import Heard, ask
+from support.in_process_server import play
 
 WORK = ("Prefill", "Decode", "Filter", "Concat")
 

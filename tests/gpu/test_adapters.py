@@ -6,11 +6,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")  # available on Linux only
 
-from shard.adapters.bearers import Bearers, Run
-from shard.adapters.racks import Racks
-from shard.layers import slabs
-from shard.layers.portions import Portion, parts_of
-from shard.layers.stacks import Stacks
+from shard.adapters import lora_triton
+from shard.adapters.lora_torch import Stacks
+from shard.adapters.routing import Bearers, Run
+from shard.adapters.slots import Racks
+from shard.adapters.weight_slices import Portion, parts_of
 
 pytestmark = pytest.mark.gpu
 CLOSE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
@@ -26,7 +26,7 @@ def test_the_kernels_add_what_torch_adds_and_company_changes_no_bit(dtype: torch
     bearers = Bearers(where, racks)
     parts = parts_of([Portion(str(number), (width, INPUTS), range(width), range(INPUTS))
                       for number, width in enumerate(WIDTHS)])
-    both = [kind(bearers, parts, dtype, where) for kind in (slabs.Slabs, Stacks)]
+    both = [kind(bearers, parts, dtype, where) for kind in (lora_triton.Slabs, Stacks)]
     torch.manual_seed(0)
     for adapter, rank in enumerate(RANKS, 1):
         place = racks.take(adapter, rank)
@@ -37,7 +37,7 @@ def test_the_kernels_add_what_torch_adds_and_company_changes_no_bit(dtype: torch
     count = sum(run.length for run in RUNS)
     x, y = (torch.randn(count, width).to(where, dtype) for width in (INPUTS, sum(WIDTHS)))
 
-    def added(kind: slabs.Slabs | Stacks, rows: slice, runs: list[Run]) -> Tensor:
+    def added(kind: lora_triton.Slabs | Stacks, rows: slice, runs: list[Run]) -> Tensor:
         changed = y[rows].clone()
         with bearers.rows(runs):
             kind.add(x[rows], changed)

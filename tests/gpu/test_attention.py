@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from attending import Scene
+from support.attention_inputs import Scene
 from torch import Tensor
 
 from shard.attention.variant import PLAIN, Variant

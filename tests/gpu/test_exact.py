@@ -4,8 +4,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from checkpoints import tiny_checkpoint
-from weaving import Loom, Thread
+from support.core_with_workers import Loom, Thread
+from support.small_checkpoints import tiny_checkpoint
 
 from router.request import Request, SamplingParams
 

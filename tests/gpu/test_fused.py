@@ -7,12 +7,12 @@ from torch.nn import functional
 
 pytest.importorskip("triton")  # available on Linux only
 
-from shard.cache import Cache
-from shard.layers import fused
-from shard.layers.entering import FusedTurn, HeadNorm, Turn
-from shard.layers.norm import RMSNorm, WideRMSNorm
+from shard.attention.kv_cache import Cache
+from shard.layers.attention_input import FusedTurn, HeadNorm, Turn
 from shard.layers.rotary import RotaryTable
 from shard.models.config import Rotary
+from shard.ops import fused
+from shard.ops.norm import RMSNorm, WideRMSNorm
 
 pytestmark = pytest.mark.gpu
 CLOSE = {torch.float32: 4e-6, torch.float16: 4e-3, torch.bfloat16: 4e-2}

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import LLAMA3, YARN, tiny_checkpoint
+from support.small_checkpoints import LLAMA3, YARN, tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from shard.config import ShardConfig
 from shard.pb import shard_pb2 as pb
-from shard.worker import ModelWorker
+from shard.workers.decoder import ModelWorker
 from tests.shard.messages import Row, chunks, decode, prefill, rows_of
 
 pytestmark = pytest.mark.gpu

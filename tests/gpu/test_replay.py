@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from adapters import tiny_adapter
-from checkpoints import tiny_checkpoint
-from replaying import Bench, called_again
-from weaving import Loom, Thread
+from support.core_with_workers import Loom, Thread
+from support.peft_adapters import tiny_adapter
+from support.replayable_model import Bench, called_again
+from support.small_checkpoints import tiny_checkpoint
 
 from router.request import Request, SamplingParams
-from router.resources import Resource
-from shard.change import Step
-from shard.replay import cuda_capture
-from shard.sequence import Sampling
+from router.shards.resource_loader import Resource
+from shard.runner.cuda_graphs import cuda_capture
+from shard.state.sequence import Sampling
+from shard.state.transaction import Step
 
 pytestmark = pytest.mark.gpu
 triton = pytest.importorskip("triton")

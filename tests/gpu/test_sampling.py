@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from shard.sampling import Sampler
+from shard.sampling.sampler import Sampler
 from tests.shard.asking import asking, random_logits
 
 pytestmark = pytest.mark.gpu

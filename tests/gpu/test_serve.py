@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import launched
 import pytest
+import support.weft_process
 import torch
-from checkpoints import tiny_checkpoint
-from launched import PROMPT, serving, tokens
+from support.small_checkpoints import tiny_checkpoint
+from support.weft_process import PROMPT, serving, tokens
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.gpu
@@ -34,7 +34,7 @@ def weft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run `weft` from the source tree, since it may not be installed."""
     (program := tmp_path / "weft").write_text(LAUNCHER)
     program.chmod(0o755)
-    monkeypatch.setattr(launched, "WEFT", program)
+    monkeypatch.setattr(support.weft_process, "WEFT", program)
 
 
 def expected(folder: Path, device: str) -> list[int]:

@@ -3,8 +3,8 @@
 import pytest
 
 from launcher.banner import banner
-from launcher.model import BOX, Model
-from launcher.processes import bind
+from launcher.hub.resolve import BOX, Model
+from launcher.supervisor.supervisor import bind
 
 MODEL = Model("org/name", "/cache/name")
 SERVED = {"dtype": "bfloat16", "device": "cpu", "tokens": 32768, "bytes": 3 * 2**29, "why": "50% of what there is"}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from launcher import cli, programs
-from launcher.processes import Failed, GaveUp, Misconfigured
-from router.messages import ModelFacts
-from router.policy import Policy, without_effect
+from launcher import cli, commands
+from launcher.supervisor.supervisor import Failed, GaveUp, Misconfigured
+from router.scheduler.plan import ModelFacts
+from router.scheduler.settings import Policy, without_effect
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_the_studys_mode_brings_nothing_without_effect(batching: str) -> None:
 @pytest.mark.parametrize("command", ["bench", "study"])
 def test_programs_with_a_command_line_of_their_own_get_every_word(command: str, monkeypatch: Any) -> None:
     called: list[list[str]] = []
-    monkeypatch.setattr(programs.os, "execv", lambda _, words: called.append(words))
+    monkeypatch.setattr(commands.os, "execv", lambda _, words: called.append(words))
     cli.run([command, "batching", "--help", "--rate", "-1"])
     assert called[0][-5:] == [f"benchmarks.{command}", "batching", "--help", "--rate", "-1"]
 
@@ -186,26 +186,26 @@ def module(monkeypatch: pytest.MonkeyPatch, weft: Callable[..., Any]) -> Callabl
     """Return a function that returns the module of a command line and its arguments instead of running it."""
     def run(*arguments: str) -> tuple[str, dict[str, Any]]:
         found: list[tuple[str, dict[str, Any]]] = []
-        monkeypatch.setattr(programs, "run_module", lambda name, _=None, /, **order: found.append((name, order)))
+        monkeypatch.setattr(commands, "run_module", lambda name, _=None, /, **order: found.append((name, order)))
         assert weft(*arguments)[0] == 0
         return found[0]
     return run
 
 
 def test_subcommands_are_modules_of_the_router(module: Callable[..., Any]) -> None:
-    assert module("replay", "/file") == ("router.replay", {"file": "/file"})
+    assert module("replay", "/file") == ("router.recording.replay", {"file": "/file"})
     assert module("simulate", "a", "--like", "b", "--max-batch-size", "8", "--seed", "3") == (
-        "router.simulate", {"trace": "a", "like": "b", "seed": 3, "settings": {"max_batch_size": 8}})
+        "router.simulation.simulate", {"trace": "a", "like": "b", "seed": 3, "settings": {"max_batch_size": 8}})
     assert module("tune", "a", "--goal", "ttft=5ms") == (
-        "router.tune", {"trace": "a", "goal": "ttft=5ms", "like": "", "seed": 0})
+        "router.simulation.tune", {"trace": "a", "goal": "ttft=5ms", "like": "", "seed": 0})
 
 
 def test_a_chat_is_a_module_of_the_router_that_gets_the_key_by_a_variable(
         weft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Any] = []
-    monkeypatch.setattr(programs, "run_module", lambda name, secrets, /, **order: heard.append((name, secrets, order)))
+    monkeypatch.setattr(commands, "run_module", lambda name, secrets, /, **order: heard.append((name, secrets, order)))
     assert weft("chat", "--url", "http://loom", "--max-tokens", "5", "--api-key", "sk-loom")[0] == 0
-    assert heard == [("router.http.client", {"WEFT_API_KEY": "sk-loom"}, {
+    assert heard == [("router.client.terminal", {"WEFT_API_KEY": "sk-loom"}, {
         "url": "http://loom", "model": "", "system": "", "max_tokens": 5, "temperature": None, "seed": None})]
 
 
@@ -221,15 +221,15 @@ def test_adapters_of_a_server_are_the_affair_of_a_module_that_gets_secrets_by_va
         order: dict[str, Any]) -> None:
     heard: list[Any] = []
     monkeypatch.setenv("WEFT_API_KEY", "sk-loom")
-    monkeypatch.setattr(programs, "run_module", lambda name, secrets, /, **order: heard.append((name, secrets, order)))
+    monkeypatch.setattr(commands, "run_module", lambda name, secrets, /, **order: heard.append((name, secrets, order)))
     assert weft("adapters", *words)[0] == 0
-    assert heard == [("router.http.adapters_client", {"WEFT_API_KEY": "sk-loom", **secrets},
+    assert heard == [("router.client.adapters", {"WEFT_API_KEY": "sk-loom", **secrets},
                       {"url": "http://127.0.0.1:3000", **order})]
 
 
 def test_an_interrupt_is_left_to_the_child_and_then_ours_again() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with programs.left_to_the_child(signal.SIGINT):
+    with commands.left_to_the_child(signal.SIGINT):
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -5,8 +5,8 @@ import pytest
 from launcher.settings import FOREIGN_VARIABLES, GROUPS, POSITIONAL, TGI_FLAGS, LaunchConfig, make_configs
 from router.config import RouterConfig
 from shard.config import ShardConfig, SimulatedConfig
-from shard.logs import Logs
-from shard.traces import Traces
+from shard.telemetry.logs import Logs
+from shard.telemetry.traces import Traces
 
 SETTINGS = {setting.name: setting for group in GROUPS.values() for setting in group}
 

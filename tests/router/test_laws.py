@@ -1,17 +1,18 @@
 """The whole core as a state machine: hypothesis chooses which requests arrive, leave or stop reading, and which calls
-fail. The laws of tests/world.py are checked after every event; at the end all resources are free and the run replays.
+fail. The laws of tests/support/simulated_world.py are checked after every event; at the end all resources are free
+and the run replays.
 """
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from world import Client, World
+from support.simulated_world import Client, World
 
 from router.config import RouterConfig
 from router.request import ANYONE, Request, Resource, Tenant, Wish
 from shard.config import SimulatedConfig
-from shard.faults import parse_fault
+from shard.simulator.faults import parse_fault
 
 FAULTS = ["die", "hang", "refuse", "step_error"]
 STEP_FAULTS = ["slow", "late", "exhaust", "fail_sequence", "wrong:unknown", "wrong:missing", "wrong:token",

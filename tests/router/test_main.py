@@ -6,9 +6,9 @@ import pytest
 
 from router.__main__ import came_first, exit_code, served
 from router.errors import CannotStartNow
-from router.losses import ShardsLost
-from router.messages import ModelFacts
-from router.trials import Loss
+from router.scheduler.fault_isolation import Loss
+from router.scheduler.plan import ModelFacts
+from router.shards.failures import ShardsLost
 
 
 def test_with_the_port_it_tells_what_is_served() -> None:

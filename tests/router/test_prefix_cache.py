@@ -3,13 +3,13 @@
 Random histories are in test_sharing.py."""
 
 import pytest
-from clockwork import Clockwork, Model
-from sharing import FACTS, SIZE, cached, complete, run, scheduler, submit, text
-from world import named
+from support.cost_model_clock import Clockwork, Model
+from support.shared_prefixes import FACTS, SIZE, cached, complete, run, scheduler, submit, text
+from support.simulated_world import named
 
-from router.policy import Policy
 from router.request import Request
-from router.trials import Loss
+from router.scheduler.fault_isolation import Loss
+from router.scheduler.settings import Policy
 
 # -- one rule at a time
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from sharing import END, SIZE, newcomers, scheduler, submit, text
+from support.shared_prefixes import END, SIZE, newcomers, scheduler, submit, text
 
-from router.events import Produced
-from router.messages import Answer, AnswerRow, Concat, Plan
 from router.request import Request
-from router.trials import Loss
+from router.scheduler.events import Produced
+from router.scheduler.fault_isolation import Loss
+from router.scheduler.plan import Answer, AnswerRow, Concat, Plan
 
 MORE = st.fixed_dictionaries({
     "tenant": st.sampled_from(["one", "one", "two"]), "prompt_logprobs": st.sampled_from([False, False, False, True])})

@@ -16,11 +16,11 @@ from jinja2 import TemplateError, nodes
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
-import router.sandbox
-from router.chat import ChatTemplate, Conversation
+import router.text.jinja_sandbox
 from router.errors import TemplateFailed
-from router.sandbox import Sandbox, told
-from router.tokenizer import byte_tokenizer
+from router.text.chat_template import ChatTemplate, Conversation
+from router.text.jinja_sandbox import Sandbox, told
+from router.text.tokenizer import byte_tokenizer
 
 TEMPLATES = {path.stem: path.read_text(encoding="utf-8")
              for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))}
@@ -213,7 +213,7 @@ class Noon(datetime):
 
 @pytest.fixture
 def _noon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (router.sandbox, chat_template_utils):
+    for module in (router.text.jinja_sandbox, chat_template_utils):
         monkeypatch.setattr(module, "datetime", Noon)
 
 

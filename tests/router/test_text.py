@@ -3,17 +3,17 @@
 import asyncio
 
 import pytest
-from hearing import lived
 from hypothesis import given
 from hypothesis import strategies as st
-from vocabularies import STYLES
+from support.expected_streams import lived
+from support.small_tokenizers import STYLES
 
-from router.accounts import Account
-from router.delivery import Delivery
-from router.messages import AnswerRow
+from router.engine.delivery import Delivery
+from router.engine.stream import FinishedEvent, Stream, TokenEvent
 from router.request import FinishReason, Request
-from router.stream import FinishedEvent, Stream, TokenEvent
-from router.tokenizer import REPLACEMENT
+from router.scheduler.plan import AnswerRow
+from router.telemetry.request_log import Account
+from router.text.tokenizer import REPLACEMENT
 
 named = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shard.sequence import Sampling, Sequence
+from shard.state.sequence import Sampling, Sequence
 
 
 def asking(*, prompt: Rows[int] = (1, 2, 3), output: Rows[int] = (), key: int = 0, **sampling: Any) -> Sequence:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from shard.batch import Ledger, Step
 from shard.pb import shard_pb2 as pb
-from shard.sequence import Limits
+from shard.state.ledger import Ledger, Step
+from shard.state.sequence import Limits
 from tests.shard.messages import WARMUP
 
 PROMPT = list(b"weave me something nice")

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from shard.checkpoint import describe_model
-from shard.given import Given
+from shard.json_config import Given
+from shard.models.read_config import describe_model
 
 SIZES = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048}

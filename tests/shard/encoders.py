@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForTokenClassification
 
-from shard.adapters.bearers import Bearers
-from shard.adapters.racks import Racks
-from shard.checkpoint import read_config
-from shard.distributed import Group
-from shard.encoding import Encoding
+from shard.adapters.routing import Bearers
+from shard.adapters.slots import Racks
+from shard.checkpoint.reader import Weights
 from shard.models.encoder import Encoder, EncoderConfig, lay_out
-from shard.models.table import load_encoder
-from shard.pooling import Pooling
-from shard.texts import Text
-from shard.weights import Weights
+from shard.models.read_config import read_config
+from shard.models.registry import load_encoder
+from shard.parallel.group import Group
+from shard.runner.encoder_runner import Encoding
+from shard.runner.pooling import Pooling
+from shard.state.columns import Text
 from tests.shard.forward import CPU, distance
 from tests.shard.side_by_side import side_by_side
 

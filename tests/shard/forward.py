@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from shard.attention.backends import make_attention
+from shard.attention.backend import make_attention
+from shard.attention.inputs import build
+from shard.attention.kv_cache import Cache
 from shard.attention.variant import Variant
-from shard.cache import Cache
-from shard.change import Chunk, Step
-from shard.checkpoint import read_config
-from shard.distributed import Group
+from shard.checkpoint.reader import Weights
 from shard.models.decoder import Decoder
-from shard.models.table import load_model
-from shard.sequence import Sampling, Sequence
-from shard.step import build
-from shard.weights import Weights
+from shard.models.read_config import read_config
+from shard.models.registry import load_model
+from shard.parallel.group import Group
+from shard.state.sequence import Sampling, Sequence
+from shard.state.transaction import Chunk, Step
 from tests.shard.side_by_side import side_by_side
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from weaving import Thread
+from support.core_with_workers import Thread
 
 from router.request import Request, SamplingParams
 
@@ -30,7 +30,7 @@ sampling = st.builds(
     min_tokens=maybe(st.integers(1, 5)))
 
 
-# Parameters for which the token is chosen on the device (shard/picking.py); none of these has a grammar or an adapter.
+# Parameters for which the token is chosen on the device (sampling/device_sampler.py); none has a grammar or an adapter.
 plain = st.one_of(
     st.just(SamplingParams()),
     st.builds(SamplingParams, temperature=st.just(1.0), raw_logprobs=st.booleans(), top_k=maybe(st.integers(1, 80)),

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from remembering import memory
+from support.shared_probe_cache import memory
 
 from shard.config import ShardConfig, SimulatedConfig
 from shard.pb import shard_pb2 as pb
 from shard.pb.shard_pb2_grpc import ShardStub
-from shard.server import OPTIONS, Presence, listening
-from shard.service import ShardService
+from shard.rpc.server import OPTIONS, Presence, listening
+from shard.rpc.service import ShardService
 from tests.shard.messages import WARMUP
 
 METHODS = {pb.PrefillRequest: "Prefill", pb.DecodeRequest: "Decode", pb.FilterRequest: "Filter",

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import tiny_checkpoint
-from quantizing import Tool, written
+from support.quantized_checkpoints import Tool, written
+from support.small_checkpoints import tiny_checkpoint
 from torch import Tensor
 
 from tests.shard.forward import outcomes

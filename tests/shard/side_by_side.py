@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shard.distributed import add_up
+from shard.parallel.group import add_up
 
 
 class Table:

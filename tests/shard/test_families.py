@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import FAMILIES, tiny_checkpoint
 from hypothesis import settings
+from support.core_with_workers import Loom, Thread
+from support.small_checkpoints import FAMILIES, tiny_checkpoint
 from transformers import AutoModelForCausalLM
-from weaving import Loom, Thread
 
 from router.request import Request, SamplingParams
-from shard.attention.backends import make_attention
+from shard.attention.backend import make_attention
 from shard.attention.variant import Variant
-from shard.checkpoint import read_config
-from shard.distributed import Alone
-from shard.exactness import Gate
-from shard.layers.linear import can_pack
-from shard.loading import make_cache
+from shard.models.read_config import read_config
+from shard.ops.linear import can_pack
+from shard.parallel.group import Alone
+from shard.runner.exactness import Gate
+from shard.workers.load_decoder import make_cache
 from tests.shard.forward import CPU, PROMPT, read_model
 from tests.shard.histories import histories, relaxed
 

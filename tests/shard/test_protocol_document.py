@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shard.tale import WORDS
+from shard.simulator.text import WORDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 
@@ -27,7 +27,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     ready, announce = os.pipe()
     address = f"unix:{tmp_path}/shard"
     config = {"socket": address, "ready_fd": announce, "simulated": {"time_scale": 0.0}}
-    command = [sys.executable, "-P", "-m", "shard.server", json.dumps(config)]
+    command = [sys.executable, "-P", "-m", "shard.rpc.server", json.dumps(config)]
     with subprocess.Popen(command, pass_fds=[announce]) as child, os.fdopen(ready) as lines:
         os.close(announce)
         lines.readline()

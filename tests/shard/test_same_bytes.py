@@ -1,16 +1,16 @@
 """A request gets bit-identical tokens and logprobs in any batch and under any schedule.
 
 The router's core schedules random requests together; each result is compared with that of the request alone. The tests
-are skipped where the exactness gate finds this machine inexact; `tests/shard/test_exactness.py` tests the gate.
+are skipped where the exactness gate finds this machine inexact; `tests/shard/runner/test_exactness.py` tests the gate.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from checkpoints import tiny_checkpoint
 from hypothesis import settings
-from weaving import Loom, Thread
+from support.core_with_workers import Loom, Thread
+from support.small_checkpoints import tiny_checkpoint
 
 from tests.shard.histories import histories, relaxed
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import tiny_checkpoint
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from weaving import Heard, Loom, Thread
-from world import named
+from support.core_with_workers import Heard, Loom, Thread
+from support.simulated_world import named
+from support.small_checkpoints import tiny_checkpoint
 
 from router.request import Request, SamplingParams, Tenant
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benched import answer, result, run
+from support.fake_bench_results import answer, result, run
 
 from benchmarks.bench import __main__ as program
-from benchmarks.bench.client import Target
-from benchmarks.bench.dialects import DIALECTS
-from benchmarks.bench.record import Ask, Record
+from benchmarks.bench.load.client import Target
+from benchmarks.bench.load.dialects import DIALECTS
+from benchmarks.bench.load.record import Ask, Record
 from benchmarks.bench.settings import read_settings
-from benchmarks.processes import HOST, SHARD, serving
+from benchmarks.harness.processes import HOST, SHARD, serving
 
 Bench = Callable[..., tuple[int, str, str]]
 

@@ -3,8 +3,8 @@
 import pytest
 from cyclopts import CycloptsError
 
+from benchmarks.bench.report.summary import Goal
 from benchmarks.bench.settings import Settings, other, read_goal, read_settings
-from benchmarks.bench.summary import Goal
 
 
 def read(flags: str) -> Settings:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.card import __main__ as card
-from benchmarks.card import roof, steps
-from benchmarks.card.rows import compared
+from benchmarks.gpu import __main__ as card
+from benchmarks.gpu import roofline, steps
+from benchmarks.gpu.measurements import compared
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +16,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run everything in this process, with few steps and small tensors."""
     monkeypatch.setattr(card, "apart", lambda call, *given, **named: call(*given, **named))
     monkeypatch.setattr(steps, "STEPS", 2)
-    monkeypatch.setattr(roof, "WIDTH", {"cpu": 16})
-    monkeypatch.setattr(roof, "COPIED", {"cpu": 2**12})
+    monkeypatch.setattr(roofline, "WIDTH", {"cpu": 16})
+    monkeypatch.setattr(roofline, "COPIED", {"cpu": 2**12})
 
 
 def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[str, Any]:

@@ -2,7 +2,7 @@ from io import BytesIO
 
 import pytest
 
-from benchmarks.study.looks import sheet
+from benchmarks.study.style import sheet
 
 
 @pytest.fixture(scope="session")

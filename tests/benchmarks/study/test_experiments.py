@@ -3,11 +3,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from studied import SCOPE, House
+from support.fake_study import SCOPE, House
 
 from benchmarks.study.experiments import TRIES, Failed
 from benchmarks.study.plan import Plan, Turn
-from benchmarks.study.raw import Raw
+from benchmarks.study.records import Raw
 from benchmarks.study.shapes import simulated
 
 
@@ -91,7 +91,7 @@ def test_a_run_that_was_disturbed_is_measured_again_but_not_where_the_server_cou
     house = House()
     plan = plan_of(house, tmp_path)
     seconds = count(0, 100)
-    monkeypatch.setattr("benchmarks.quiet.stolen_seconds", lambda: float(next(seconds)))  # more than the elapsed time
+    monkeypatch.setattr("benchmarks.harness.steal_time.stolen_seconds", lambda: float(next(seconds)))  # too much
     for part, times in (("users", TRIES), ("compat", 1)):
         turn, before = next(plan.turns(part)), len(house.asked)
         taken = next(replace(house.experiments(tmp_path), stolen=0.05).take(plan, turn))

@@ -4,14 +4,14 @@ from math import inf, isnan, nan
 from typing import Any
 
 import pytest
-from studied import SCOPE, study
+from support.fake_study import SCOPE, study
 
-from benchmarks.bench.record import Ask, Record
+from benchmarks.bench.load.record import Ask, Record
 from benchmarks.study.arithmetic import Band
 from benchmarks.study.figures import failed, latency_by_range, peak, plain, summary, users, users_at, width_of
 from benchmarks.study.measures import Answer
 from benchmarks.study.plan import Pace, Run
-from benchmarks.study.raw import Taken
+from benchmarks.study.records import Taken
 
 pytestmark = pytest.mark.slow
 PACE = Pace(*[((1.0, 1.0),)] * 3)

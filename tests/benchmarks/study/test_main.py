@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 from cyclopts import App, CycloptsError
-from studied import SCOPE, House
+from support.fake_study import SCOPE, House
 
-from benchmarks.saved import made
+from benchmarks.harness.results import made
 from benchmarks.study import __main__ as study
 from benchmarks.study.__main__ import DEFAULT, QUICK, Settings, batching, folder_of, scope_of
 from benchmarks.study.experiments import Experiments, Failed
 from benchmarks.study.plan import Plan
-from benchmarks.study.raw import Raw
+from benchmarks.study.records import Raw
 from benchmarks.study.shapes import simulated
 
 EVERYTHING = Settings()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.record import Ask, Record
+from benchmarks.bench.load.record import Ask, Record
 from benchmarks.study.measures import (
     answers,
     by_tokens,
@@ -19,7 +19,7 @@ from benchmarks.study.measures import (
     with_users,
 )
 from benchmarks.study.plan import Pace, Run
-from benchmarks.study.raw import Taken
+from benchmarks.study.records import Taken
 
 LINE = ((1.0, 0.1), (100.0, 10.0))  # a tenth of a second a token
 PACE = Pace(LINE, LINE, LINE)

@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from studied import SCOPE, study
+from support.fake_study import SCOPE, study
 
 from benchmarks.study import plots
 from benchmarks.study.arithmetic import Band
 from benchmarks.study.figures import summary
-from benchmarks.study.looks import LEAST, LOOKS, curve, ends_of, logarithmic, look_of, shade, sheet
 from benchmarks.study.policies import CACHED, VARIANTS, windows
+from benchmarks.study.style import LEAST, LOOKS, curve, ends_of, logarithmic, look_of, shade, sheet
 
 pytestmark = pytest.mark.usefixtures("fonts")
 SHOWN = (*CACHED, *VARIANTS, *windows((0.25, 1.0, 4.0)))

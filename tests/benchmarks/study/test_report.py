@@ -2,7 +2,7 @@ from math import nan
 from pathlib import Path
 
 import pytest
-from studied import MADE, SCOPE, study
+from support.fake_study import MADE, SCOPE, study
 
 from benchmarks.study.arithmetic import Band
 from benchmarks.study.figures import summary

@@ -4,7 +4,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bench.record import Ask, Record
+from benchmarks.bench.load.record import Ask, Record
 from benchmarks.study.seats import seats, stays
 
 STAYS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)).map(lambda stay: (stay[0], stay[0] + stay[1])))

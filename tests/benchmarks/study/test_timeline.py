@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks.bench.record import Ask, Record
+from benchmarks.bench.load.record import Ask, Record
 from benchmarks.study.plan import Run
-from benchmarks.study.raw import Taken
+from benchmarks.study.records import Taken
 from benchmarks.study.timeline import ROOM, timeline
 
 

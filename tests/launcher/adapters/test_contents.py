@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter_files import CONFIG, WEIGHTS, Q, V, adapter_files, write
-from adapters import tiny_adapter
-from checkpoints import tiny_checkpoint
-from weaving import Loom
+from support.adapter_files import CONFIG, WEIGHTS, Q, V, adapter_files, write
+from support.core_with_workers import Loom
+from support.peft_adapters import tiny_adapter
+from support.small_checkpoints import tiny_checkpoint
 
 from launcher.adapters.contents import bytes_when_loaded, check_names, digest_of, read_contents
-from launcher.adapters.refused import Refused
-from shard.adapters.racks import size_for
+from launcher.adapters.errors import Refused
+from shard.adapters.slots import size_for
 from shard.pb import shard_pb2 as pb
 
 

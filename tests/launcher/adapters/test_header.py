@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_files import WEIGHTS, adapter_files
-from mutations import KINDS, mutate, put_together
 from safetensors.torch import save
+from support.adapter_files import WEIGHTS, adapter_files
+from support.header_mutations import KINDS, mutate, put_together
 
 from launcher.adapters.header import BITS, MOST_BYTES, Shape, read_shapes
-from shard import header as strict
+from shard.checkpoint import safetensors_header as strict
 
 
 def shapes(content: bytes) -> dict[str, Shape]:

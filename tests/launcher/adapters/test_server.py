@@ -12,8 +12,8 @@ from queue import Queue
 from typing import Any, NamedTuple
 
 import pytest
-from adapter_files import CONFIG, WEIGHTS, adapter_files, kept, left_over, write
-from fake_hub import FakeHub
+from support.adapter_files import CONFIG, WEIGHTS, adapter_files, kept, left_over, write
+from support.fake_hub import FakeHub
 
 from launcher.adapters.contents import digest_of
 from launcher.adapters.server import Desk, Settings, make_parts

@@ -16,14 +16,14 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
-from adapter_files import CONFIG, WEIGHTS, adapter_files, kept, left_over, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mutations import KINDS, mutate
+from support.adapter_files import CONFIG, WEIGHTS, adapter_files, kept, left_over, write
+from support.header_mutations import KINDS, mutate
 
 from launcher.adapters import store as module
 from launcher.adapters.contents import digest_of
-from launcher.adapters.refused import Refused, understood
+from launcher.adapters.errors import Refused, understood
 from launcher.adapters.store import Store, Version
 
 SIZE = sum(map(len, adapter_files().values()))  # the same for every seed
@@ -263,7 +263,7 @@ import json, os, sys
 sys.path.insert(0, "tests")
 from pathlib import Path
 from random import Random
-from adapter_files import adapter_files, write
+from support.adapter_files import adapter_files, write
 from launcher.adapters.store import Store
 folder, seed, call, number = json.loads(sys.argv[1])
 left = number

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 import launcher.demo
-from launcher.demo.adapting import BASE, RANK, adapt
-from launcher.demo.card import Answering, rendered
-from launcher.demo.corpus.voices import VOICES
+from launcher.demo.training.adapting import BASE, RANK, adapt
+from launcher.demo.training.card import Answering, rendered
+from launcher.demo.training.corpus.voices import VOICES
 
 FOLDER = Path(launcher.demo.__file__).with_name("adapters")
 MODEL = FOLDER.with_name("model")

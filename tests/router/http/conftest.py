@@ -10,26 +10,26 @@ from dataclasses import replace
 import pytest
 import uvloop
 from aiohttp.test_utils import TestClient, TestServer
-from hearing import lived, said
-from lending import lent
+from support.expected_streams import lived, said
+from support.scripted_adapters import lent
 
-from router.accounts import Account, Accounts
-from router.chat import plain_template
+from router.api_keys import Keys
 from router.config import RouterConfig
+from router.engine.stream import Event, Stream, ToldEvent
 from router.http.app import create_app
-from router.http.dialect import About
-from router.http.server import PROTOCOL
-from router.messages import Labelling, ModelFacts
-from router.policy import Policy
-from router.prompts import Limits
+from router.http.transport.generate import About
+from router.http.transport.server import PROTOCOL
 from router.request import Request, Resource, Tenant, Wish
-from router.scheduler import Scheduler
-from router.story import Story
-from router.stream import Event, Stream, ToldEvent
-from router.tally import Tally
-from router.tenants import Keys
-from router.tokenizer import byte_tokenizer
-from router.validation import Validator
+from router.scheduler.plan import Labelling, ModelFacts
+from router.scheduler.scheduler import Scheduler
+from router.scheduler.settings import Policy
+from router.scheduler.timeline import Story
+from router.telemetry.counters import Tally
+from router.telemetry.request_log import Account, Accounts
+from router.text.chat_template import plain_template
+from router.text.prompts import Limits
+from router.text.tokenizer import byte_tokenizer
+from router.validation.validator import Validator
 
 TEMPLATE = plain_template()
 

@@ -6,10 +6,10 @@ import json
 from contextlib import suppress
 
 import pytest
-from hearing import said
+from support.expected_streams import said
 
+from router.engine.stream import FailedEvent
 from router.errors import Cancelled, GenerationFailed, Overloaded
-from router.stream import FailedEvent
 
 
 def told(text):

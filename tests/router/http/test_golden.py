@@ -3,13 +3,13 @@
 import re
 
 import pytest
-from hearing import lived, said
+from support.expected_streams import lived, said
 
-from router.chat import ChatTemplate, plain_template
 from router.config import RouterConfig
+from router.engine.stream import FailedEvent, FinishedEvent, PromptEvent, TokenEvent, TopToken
 from router.errors import GenerationFailed, NotReady, Overloaded
 from router.request import FinishReason
-from router.stream import FailedEvent, FinishedEvent, PromptEvent, TokenEvent, TopToken
+from router.text.chat_template import ChatTemplate, plain_template
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHANGING = re.compile(r'"id":"[a-z]+-[0-9a-f]+"|"created":\d+|"system_fingerprint":"[^"]*"|"id":"call_[0-9a-f]+"|'

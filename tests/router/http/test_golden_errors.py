@@ -9,13 +9,13 @@ from importlib.metadata import version
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from router.chat import ChatTemplate
+from router.api_keys import Keys
 from router.config import RouterConfig
 from router.errors import GenerationFailed, NotReady, Overloaded, TimedOut
 from router.http.app import create_door
-from router.http.dialect import About
-from router.http.health import Probes
-from router.tenants import Keys
+from router.http.routes.probes import Probes
+from router.http.transport.generate import About
+from router.text.chat_template import ChatTemplate
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"

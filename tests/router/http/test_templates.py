@@ -5,7 +5,7 @@ from time import process_time
 
 import pytest
 
-from router.chat import ChatTemplate
+from router.text.chat_template import ChatTemplate
 
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hi"}]

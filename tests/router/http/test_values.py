@@ -8,14 +8,14 @@ from functools import cached_property
 from typing import Any
 
 import pytest
-from described import Described, Put
 from pydantic.json_schema import models_json_schema
+from support.openapi_schemas import Described, Put
 
-from benchmarks.bench.http import Server  # takes a fraction of the time of other clients
+from benchmarks.bench.load.http import Server  # takes a fraction of the time of other clients
 from router.config import RouterConfig
-from router.http.api_errors import has_api_errors
-from router.http.catalog import GENERATING, READING, Entry, sections
-from router.http.openapi import REFERENCE, document
+from router.http.docs.catalog import GENERATING, READING, Entry, sections
+from router.http.docs.openapi import REFERENCE, document
+from router.http.openai.errors import has_api_errors
 
 # Templates need content; this server has no grammars, so other formats are rejected.
 GOOD = {"Message": {"role": "user", "content": "x"}, "ChatFormat": {"type": "text"},

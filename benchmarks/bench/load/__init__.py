@@ -1,0 +1,1 @@
+"""Load generator: arrivals, prompts, HTTP clients and the records of their requests."""

@@ -1,0 +1,1 @@
+"""Results of a run as tables, plots, HTML, JSON and CSV."""

@@ -1,0 +1,1 @@
+"""Benchmarks of shards without a router: Prefill and Decode by batch size."""

@@ -1,0 +1,149 @@
+"""Cost of adapters in a decode step: steps whose rows use no, one or several adapters, in turns on one model.
+
+Model and adapters have random weights in a real shape; the adapters change every linear of every layer.
+`python -P -m benchmarks.questions.lora_step --help` lists the settings. The last line is JSON.
+"""
+
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import cyclopts
+import torch
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from benchmarks.harness.checkpoints import LLAMAS, SHAPES, make, write_tensors
+from benchmarks.harness.random_state import timed
+from benchmarks.harness.results import tell
+from benchmarks.questions.decode_step import prepared
+from shard.config import ShardConfig
+from shard.runner.cuda_graphs import Extent
+from shard.state.transaction import Step
+from shard.workers.load_decoder import Loaded, load
+
+# Highest cost in percent of the throughput, by number of adapters: 16 streams, rank 16, shape qwen2.5-0.5b.
+GOALS = {1: 15, 8: 25, 16: 35}
+
+
+@Parameter(name="*", negative="")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    shape: Literal[LLAMAS] = "qwen2.5-0.5b"  # type: ignore[valid-type]  # a computed Literal
+    "Which model's sizes."
+    streams: Annotated[int, Parameter(validator=Number(gte=1))] = 16
+    "How many sequences decode."
+    adapters: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1))] = (1, 8, 16)
+    "How many different adapters they go by; one point for each number."
+    ranks: Annotated[tuple[int, ...], Parameter(consume_multiple=True, validator=Number(gte=1, lte=1024))] = (16,)
+    "Ranks of the adapters, in turn."
+    context: Annotated[int, Parameter(validator=Number(gte=1))] = 256
+    "Tokens of each sequence."
+    repeat: Annotated[int, Parameter(validator=Number(gte=1))] = 15
+    "How often the points take turns; the figures are medians."
+    folder: str = ""
+    "Where the random model is kept for the next time; by default it is made anew and thrown away."
+    save: bool = False
+    "Keep what is printed under benchmarks/results."
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    adapters: int
+    step_ms: float
+    cost_percent: float  # of the throughput without adapters, the median of the turns
+    least: float
+    most: float
+
+
+def linears(shape: str) -> Iterator[tuple[str, int, int]]:
+    """Yield name, input width and output width of every linear of every layer."""
+    config = SHAPES[shape]
+    hidden, wide, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim", hidden // heads)
+    keys = config["num_key_value_heads"] * head_dim
+    sizes = {
+        "self_attn.q_proj": (hidden, heads * head_dim), "self_attn.k_proj": (hidden, keys),
+        "self_attn.v_proj": (hidden, keys), "self_attn.o_proj": (heads * head_dim, hidden),
+        "mlp.gate_proj": (hidden, wide), "mlp.up_proj": (hidden, wide), "mlp.down_proj": (wide, hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        for name, (inputs, outputs) in sizes.items():
+            yield f"base_model.model.model.layers.{layer}.{name}", inputs, outputs
+
+
+def make_adapter(shape: str, rank: int, folder: Path) -> Path:
+    """Write a random adapter for all linears in PEFT's format, and return its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, inputs, outputs in linears(shape):
+        shapes |= {f"{name}.lora_A.weight": (rank, inputs), f"{name}.lora_B.weight": (outputs, rank)}
+    write_tensors(folder / "adapter_model.safetensors", shapes)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+    return folder
+
+
+def measure(loaded: Loaded, settings: Settings) -> list[Point]:
+    cache, _ = prepared(loaded, settings.streams, settings.context)
+    loaded.runner.replay(loaded.replays(cache, Extent(settings.streams, settings.context)))
+    steps = {}
+    for count in (0, *settings.adapters):
+        _, steps[count] = prepared(loaded, settings.streams, settings.context)
+        for place, sequence in enumerate(steps[count].decodes):
+            sequence.adapter = 1 + place % count if count else 0
+
+    def run(step: Step) -> None:
+        loaded.runner.run(step, cache)
+
+    turns = [{count: timed(partial(run, step)) for count, step in steps.items()} for _ in range(settings.repeat + 2)]
+    return [point(count, turns[2:]) for count in steps]
+
+
+def point(count: int, turns: Sequence[dict[int, float]]) -> Point:
+    costs = [100 * (1 - turn[0] / turn[count]) for turn in turns]
+    return Point(count, 1e3 * statistics.median(turn[count] for turn in turns), statistics.median(costs), min(costs),
+                 max(costs))
+
+
+COLUMNS = (("adapters", "{0.adapters}"), ("step ms", "{0.step_ms:.1f}"), ("cost %", "{0.cost_percent:.1f}"),
+           ("least", "{0.least:.1f}"), ("most", "{0.most:.1f}"))
+
+
+def table(points: Sequence[Point]) -> str:
+    lines = [[form.format(one) for _, form in COLUMNS] for one in points]
+    return "\n".join(" ".join(f"{cell:>10}" for cell in line) for line in [[name for name, _ in COLUMNS], *lines])
+
+
+def summary(settings: Settings, loaded: Loaded, points: Sequence[Point]) -> dict[str, Any]:
+    return {
+        "cost_percent": {one.adapters: round(one.cost_percent, 1) for one in points if one.adapters}, "goals": GOALS,
+        "shape": settings.shape, "streams": settings.streams, "ranks": settings.ranks, "context": settings.context,
+        "dtype": str(loaded.dtype).removeprefix("torch."), "threads": torch.get_num_threads(),
+        "repeat": settings.repeat, "points": [asdict(one) for one in points]}
+
+
+def bench(settings: Settings = Settings()) -> None:
+    """Measure decode steps in milliseconds, and the share of the throughput that adapters cost."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = make(settings.shape, Path(settings.folder or temporary) / settings.shape)
+        loaded = load(ShardConfig(model=str(folder), adaptable=True))
+        for number in range(1, max(settings.adapters) + 1):
+            rank = settings.ranks[number % len(settings.ranks)]
+            loaded.wardrobe.load(number, make_adapter(settings.shape, rank, Path(temporary) / "adapter"))
+        points = measure(loaded, settings)
+    tell(f"{settings.shape} adapters", table(points), summary(settings, loaded, points), keep=settings.save)
+
+
+def main() -> None:
+    try:
+        cyclopts.run(bench)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"benchmarks.questions.lora_step: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Sources of adapters: the Hub, a local folder, S3 buckets."""

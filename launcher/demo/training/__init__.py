@@ -1,0 +1,1 @@
+"""Training of the embedded model and its adapters; not part of the wheel."""

@@ -1,0 +1,94 @@
+"""Turns whose answers are copied from earlier words: repeat this, write it in capitals, remember my name."""
+
+from collections.abc import Callable
+from random import Random
+
+from launcher.demo.training.corpus.grammar import capital, expand, forms, invented, one_of
+from launcher.demo.training.corpus.turns import Turn
+from launcher.demo.training.corpus.words import ANIMALS, BOYS, CITIES, COLOURS, EATEN, GIRLS, LOOKS, PLACES, THINGS
+
+SAY = ("Say {x}[.|]", "Say \"{x}\"[.|]", "Repeat {x}[.|]", "Repeat after me: {x}", "Repeat \"{x}\"[.|]",
+       "Please say {x}[.|]", "Say this: {x}", "Echo {x}", "Can you say {x}?", "Copy this: {x}", "Write \"{x}\"[.|]",
+       "Say the words {x}[.|]", "Answer with {x}[.|]", "Print {x}", "Repeat this: {x}", "Just say {x}[.|]")
+TWICE = ("Say {x} twice[.|]", "Repeat {x} two times[.|]", "Write {x} twice[.|]", "Say \"{x}\" two times[.|]")
+THRICE = ("Say {x} three times[.|]", "Repeat {x} three times[.|]", "Write \"{x}\" three times[.|]")
+UPPER = ("Make {x} upper case[.|]", "Write {x} in [capitals|capital letters|upper case][.|]", "Shout {x}[!|]",
+         "Put \"{x}\" in upper case[.|]", "Upper case: {x}", "Write \"{x}\" in capital letters[.|]",
+         "{x} in upper case", "Turn {x} into capitals[.|]")
+LOWER = ("Make {x} lower case[.|]", "Write {x} in [small letters|lower case][.|]", "Put \"{x}\" in lower case[.|]",
+         "Lower case: {x}", "Write \"{x}\" in small letters[.|]", "{x} in lower case")
+COPIES: tuple[tuple[tuple[str, ...], Callable[[str], str]], ...] = (
+    (SAY, str), (SAY, str), (SAY, str), (UPPER, str.upper), (UPPER, str.upper), (TWICE, lambda x: f"{x} {x}"),
+    (THRICE, lambda x: f"{x} {x} {x}"),
+)
+
+DID = ("slept", "sat", "ran", "sang", "jumped", "walked", "danced", "laughed", "stood", "hid", "fell", "played")
+
+# Facts about the user: kind, statements, the reply, later questions about the fact, and their answer.
+TOLD = (
+    ("name", ("My name is {X}.", "I am {X}.", "I am called {X}.", "Hello, I am {X}.", "Hi! My name is {X}.",
+              "Call me {X}.", "This is {X}."),
+     "Hello, {X}! It is nice to meet you.",
+     ("What is my name?", "Do you know my name?", "Who am I?", "What am I called?", "Do you remember my name?"),
+     "Your name is {X}."),
+    ("city", ("I live in {X}.", "I come from {X}.", "My home is in {X}.", "I am from {X}."), "{X} is a fine place.",
+     ("Where do I live?", "Where am I from?", "Where is my home?", "Do you know where I live?"), "You live in {X}."),
+    ("colour", ("My favourite colour is {x}.", "I like {x} best.", "I love the colour {x}."),
+     "{X} is a beautiful colour.",
+     ("What is my favourite colour?", "Which colour do I like?", "What colour do I like best?"),
+     "Your favourite colour is {x}."),
+    ("food", ("I like to eat {x}.", "My favourite food is {x}.", "I love {x}.", "I like {x}."),
+     "I have heard that {x} can be very good.",
+     ("What do I like to eat?", "What is my favourite food?", "What do I like?"), "You like {x}."),
+    ("pet", ("I have {a_x}.", "My pet is {a_x}.", "I have {a_x} at home.", "My best friend is {a_x}."),
+     "{A_x} is a good friend.",
+     ("What pet do I have?", "What animal do I have?", "Which animal lives with me?"), "You have {a_x}."),
+    ("age", ("I am {x} years old.", "My age is {x}.", "I turned {x} today."), "{X} is a good age.",
+     ("How old am I?", "What is my age?", "Do you know how old I am?"), "You are {x} years old."),
+)
+
+
+def phrase(rng: Random) -> str:
+    """Return words that are hardly related, so that they must be copied and cannot be guessed."""
+    kinds = (lambda: invented(rng), lambda: f"{rng.choice(LOOKS)} {rng.choice(THINGS)}", lambda: rng.choice(ANIMALS),
+             lambda: f"the {rng.choice(ANIMALS)} {rng.choice(DID)} {rng.choice(PLACES)}",
+             lambda: rng.choice(GIRLS + BOYS),
+             lambda: f"{rng.choice(COLOURS)} {rng.choice(ANIMALS)}", lambda: str(rng.randint(1, 999)),
+             lambda: " ".join(rng.choice(THINGS + ANIMALS + LOOKS) for _ in range(rng.randint(2, 4))),
+             lambda: rng.choice(("hello", "good morning", "I love soup", "banana", "yes", "no", "thank you",
+                                 "hello world")))
+    return rng.choice(kinds)()
+
+
+def copies(rng: Random) -> list[Turn]:
+    asks, change = rng.choice(COPIES)
+    words = phrase(rng)
+    return [Turn(one_of(asks, rng, x=words), change(words))]
+
+
+def lowered(rng: Random) -> list[Turn]:
+    words = phrase(rng)
+    return [Turn(one_of(LOWER, rng, x=words.upper()), words.lower())]
+
+
+def remembered(rng: Random) -> list[Turn]:
+    """Return turns in which a user states one or two facts and later asks for them."""
+    turns = [(Turn(expand(rng.choice(says), rng, **words), answer.format_map(words)),
+              Turn(rng.choice(asks), told.format_map(words),
+                   f"{capital(words['a_x'] if kind == 'pet' else words['x'])}."))
+             for kind, says, answer, asks, told in rng.sample(TOLD, rng.choice((1, 1, 2)))
+             for words in (forms(x=known_of(kind, rng)),)]
+    return [said for said, _ in turns] + [asked for _, asked in rng.sample(turns, len(turns))]
+
+
+def known_of(kind: str, rng: Random) -> str:
+    lists = {"name": GIRLS + BOYS, "city": CITIES, "colour": COLOURS, "food": EATEN, "pet": ANIMALS,
+             "age": tuple(str(number) for number in range(3, 91))}
+    strange = rng.random() < 0.2 and kind in ("name", "city")
+    return capital(invented(rng)) if strange else rng.choice(lists[kind])
+
+
+def unknown_of(rng: Random) -> list[Turn]:
+    """Return a question about a fact that the user has not stated."""
+    kind, _, _, asks, _ = rng.choice(TOLD)
+    return [Turn(rng.choice(asks), f"I do not know your {kind}. You have not told me.", "I do not know.")]

@@ -1,0 +1,176 @@
+"""Talks about the letters of a word: spelled, counted, first and last, backwards.
+
+Every answer first spells the word as c-a-t, so that the rest can be read off its letters.
+"""
+
+from random import Random
+
+from launcher.demo.training.corpus.asking import chat, drawn, put
+from launcher.demo.training.corpus.values import made_up
+from launcher.demo.training.talk import Maker, Talk
+
+WORDS = (
+    "able", "air", "also", "animal", "answer", "apple", "arm", "ask", "autumn", "baby", "back", "bad", "bag", "bake",
+    "ball", "banana", "bank", "bath", "bear", "bed", "bee", "bell", "big", "bird", "black", "blue", "boat", "book",
+    "boot", "box", "boy", "branch", "brave", "bread", "bridge", "bright", "brother", "brown", "bus", "butter",
+    "button", "cake", "call", "camel", "candle", "cap", "car", "card", "castle", "cat", "chair", "cheese", "cherry",
+    "child", "circle", "city", "clean", "clock", "cloud", "coat", "coin", "cold", "colour", "cook", "corn", "count",
+    "cow", "crab", "cup", "dance", "dark", "day", "deep", "desk", "dinner", "dish", "doctor", "dog", "doll", "door",
+    "dream", "dress", "drink", "drum", "duck", "ear", "early", "east", "easy", "eat", "egg", "eight", "elephant",
+    "end", "evening", "eye", "face", "fall", "family", "farm", "fast", "feather", "field", "find", "fire", "fish",
+    "five", "flag", "floor", "flower", "fly", "food", "foot", "forest", "fork", "four", "fox", "friend", "frog",
+    "fruit", "game", "garden", "gate", "giant", "gift", "giraffe", "girl", "give", "glass", "goat", "gold", "good",
+    "goose", "grape", "grass", "green", "grey", "ground", "grow", "hand", "happy", "hat", "head", "heart", "hedge",
+    "help", "hen", "hill", "home", "honey", "hook", "horse", "hot", "house", "hungry", "ice", "idea", "ink", "island",
+    "jacket", "jam", "jar", "joke", "juice", "jump", "jungle", "key", "kind", "king", "kitchen", "kite", "kitten",
+    "knee", "ladder", "lake", "lamp", "laugh", "leaf", "learn", "leg", "lemon", "letter", "light", "lion", "lip",
+    "listen", "little", "long", "loud", "love", "lunch", "magic", "map", "market", "milk", "mill", "mirror", "money",
+    "monkey", "month", "moon", "morning", "mother", "mountain", "mouse", "mouth", "music", "nail", "name", "neck",
+    "needle", "nest", "night", "nine", "north", "nose", "number", "nut", "ocean", "old", "onion", "open", "orange",
+    "owl", "page", "paint", "paper", "park", "party", "path", "peach", "pear", "pencil", "penguin", "people", "pepper",
+    "piano", "picture", "pig", "pillow", "pink", "pirate", "plant", "plate", "play", "plum", "pocket", "pond",
+    "potato", "present", "pretty", "prince", "puppy", "purple", "queen", "quick", "quiet", "rabbit", "rain", "read",
+    "red", "rice", "ride", "ring", "river", "road", "robot", "rocket", "roof", "room", "rope", "rose", "round", "run",
+    "sad", "salt", "sand", "school", "sea", "seed", "seven", "sheep", "shell", "ship", "shirt", "shoe", "shop",
+    "silver", "sing", "sister", "sit", "sky", "sleep", "slow", "small", "smile", "snail", "snow", "soap", "sock",
+    "song", "soup", "south", "spider", "spoon", "spring", "square", "star", "stone", "story", "street", "strong",
+    "sugar", "summer", "sun", "swan", "sweet", "swim", "table", "tail", "tall", "tea", "teacher", "ten", "tent",
+    "three", "tiger", "time", "tired", "tomato", "tooth", "tower", "town", "toy", "train", "tree", "tulip", "turtle",
+    "two", "uncle", "under", "village", "violin", "voice", "wall", "warm", "wash", "water", "wave", "wheel", "whale",
+    "white", "wind", "window", "wing", "winter", "wolf", "wood", "word", "world", "worm", "write", "yellow", "young",
+    "zebra", "zoo")
+PALINDROMES = (
+    "noon", "level", "eye", "mum", "dad", "kayak", "radar", "wow", "pop", "did", "madam", "refer", "solos", "bob",
+    "civic", "deed", "peep", "toot", "anna", "hannah")
+SHORT = tuple(word for word in WORDS if 3 <= len(word) <= 5)
+
+SPELL = (
+    "Spell {word}", "Spell the word {word}", "How do you spell {word}?", "How is {word} spelled?",
+    "How do I spell {word}?", "Spell out {word}", "What is the spelling of {word}?", "Tell me how to spell {word}",
+    "How do you write {word}?", "Can you spell {word}?", "Give me the letters of {word}",
+    "Which letters are in {word}?", "What letters does {word} have?", "Say the letters of {word}",
+    "How is the word {word} spelled?", "Write {word} letter by letter", "Show me the spelling of {word}",
+    "Spelling of {word}?", "I want to spell {word}.", "Split {word} into letters", 'Spell "{word}"',
+    'How do you spell "{word}"?')
+FIRST = (
+    "What is the first letter of {word}?", "Which letter does {word} start with?",
+    "What letter does {word} begin with?", "Tell me the first letter of {word}", "First letter of {word}?",
+    "With which letter does {word} start?", "Give me the first letter of {word}", "What does {word} start with?",
+    "How does the word {word} begin?", "Name the first letter of {word}", "What is the first letter in {word}?",
+    'What is the first letter of "{word}"?')
+LAST = (
+    "What is the last letter of {word}?", "Which letter does {word} end with?", "What letter does {word} end in?",
+    "Tell me the last letter of {word}", "Last letter of {word}?", "With which letter does {word} end?",
+    "Give me the last letter of {word}", "What does {word} end with?", "How does the word {word} end?",
+    "Name the last letter of {word}", "What is the last letter in {word}?", 'What is the last letter of "{word}"?')
+COUNT = (
+    "How many letters does {word} have?", "How many letters are in {word}?", "How many letters has {word}?",
+    "Count the letters in {word}", "Count the letters of {word}", "How long is the word {word}?",
+    "Tell me how many letters {word} has", "Number of letters in {word}?", "How many letters do I need for {word}?",
+    "How many letters are there in {word}?", 'How many letters are in "{word}"?',
+    "What is the length of the word {word}?")
+BACKWARDS = (
+    "Spell {word} backwards", "Reverse {word}", "Reverse the word {word}", "What is {word} backwards?",
+    "Write {word} backwards", "Say {word} backwards", "How do you spell {word} backwards?", "Turn {word} around",
+    "Read {word} from the end", "What is {word} in reverse?", "Give me {word} backwards", "{word} backwards?",
+    "Can you reverse {word}?", 'Reverse "{word}"')
+SAME = (
+    "Is {word} a palindrome?", "Is the word {word} a palindrome?", "Is {word} the same backwards?",
+    "Does {word} read the same backwards?", "Tell me if {word} is a palindrome", "Check if {word} is a palindrome",
+    "Can you read {word} both ways?", "Is {word} the same from the end?", "Palindrome or not: {word}?",
+    'Is "{word}" a palindrome?')
+HAS = (
+    "Is there {article} {letter} in {word}?", "Does {word} have {article} {letter}?",
+    "Is the letter {letter} in {word}?", "Does the word {word} have the letter {letter}?",
+    "Can you find the letter {letter} in {word}?", "Is {letter} one of the letters of {word}?")
+HOW_OFTEN = (
+    "How many times is the letter {letter} in {word}?", "How often is the letter {letter} in {word}?",
+    "Count the letter {letter} in {word}", "How many letters {letter} are in {word}?",
+    "How often does {word} have the letter {letter}?", "How many times do you see the letter {letter} in {word}?")
+AND = (
+    "And {word}?", "And the word {word}?", "What about {word}?", "Now {word}.", "{word}?", "And how about {word}?",
+    "Then {word}.")
+COMMON = "aeioulnrst"
+TIMES = ("no times", "one time", "two times", "three times", "four times", "five times")
+
+
+def some_word(rng: Random) -> str:
+    return made_up(rng) if rng.random() < 0.2 else rng.choice(WORDS)
+
+
+def in_letters(word: str) -> str:
+    return "-".join(word)
+
+
+def said(rng: Random, word: str) -> str:
+    """Return the word as the question writes it, sometimes with capitals; answers are always in lower case."""
+    return rng.choices((word, word.capitalize(), word.upper()), (16, 3, 1))[0]
+
+
+def spelled(word: str, further: str = "") -> str:
+    return f"The word {word} is spelled {in_letters(word)}.{' ' if further else ''}{further}"
+
+
+def spell(rng: Random) -> Talk:
+    word = some_word(rng)
+    return chat(rng, put(rng, SPELL, word=said(rng, word)), spelled(word))
+
+
+def first(rng: Random) -> Talk:
+    word = some_word(rng)
+    return chat(rng, put(rng, FIRST, word=said(rng, word)), spelled(word, f"The first letter is {word[0]}."))
+
+
+def last(rng: Random) -> Talk:
+    word = some_word(rng)
+    return chat(rng, put(rng, LAST, word=said(rng, word)), spelled(word, f"The last letter is {word[-1]}."))
+
+
+def count(rng: Random) -> Talk:
+    word = some_word(rng)
+    return chat(rng, put(rng, COUNT, word=said(rng, word)), spelled(word, f"It has {len(word)} letters."))
+
+
+def backwards(rng: Random) -> Talk:
+    word = rng.choice(SHORT)
+    answer = spelled(word, f"Backwards it is {in_letters(word[::-1])}: {word[::-1]}.")
+    return chat(rng, put(rng, BACKWARDS, word=said(rng, word)), answer)
+
+
+def same_both_ways(rng: Random) -> Talk:
+    word = rng.choice(PALINDROMES if rng.random() < 0.5 else SHORT)
+    found = "Yes, it is a palindrome." if word == word[::-1] else "No, it is not a palindrome."
+    answer = spelled(word, f"Backwards it is {in_letters(word[::-1])}. {found}")
+    return chat(rng, put(rng, SAME, word=word), answer)
+
+
+def has_letter(rng: Random) -> Talk:
+    word = rng.choice(WORDS)
+    letter = rng.choice(word if rng.random() < 0.5 else COMMON)
+    found = f"Yes, there is {article(letter)} {letter}." if letter in word else f"No, there is no {letter}."
+    return chat(rng, put(rng, HAS, word=word, letter=letter, article=article(letter)), spelled(word, found))
+
+
+def article(letter: str) -> str:
+    return "an" if letter in "aefhilmnorsx" else "a"
+
+
+def how_often(rng: Random) -> Talk:
+    word = rng.choice(WORDS)
+    letter = rng.choice(word if rng.random() < 0.8 else COMMON)
+    answer = spelled(word, f"The letter {letter} is there {TIMES[word.count(letter)]}.")
+    return chat(rng, put(rng, HOW_OFTEN, word=word, letter=letter), answer)
+
+
+def one_more(rng: Random) -> Talk:
+    """Return a talk about two words, one after the other."""
+    one, two = rng.sample(WORDS, 2)
+    return chat(rng, put(rng, SPELL, word=one), spelled(one), put(rng, AND, word=two), spelled(two))
+
+
+MAKERS: dict[Maker, int] = {
+    spell: 40, first: 8, last: 8, count: 10, backwards: 10, same_both_ways: 5, has_letter: 5, how_often: 4, one_more: 8}
+
+
+def spelling(rng: Random) -> Talk | str:
+    return drawn(rng, MAKERS)(rng)

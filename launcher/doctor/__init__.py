@@ -1,0 +1,1 @@
+"""`weft doctor`: checks of the machine, the installation and a model."""

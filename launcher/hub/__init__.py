@@ -1,0 +1,1 @@
+"""Models in a folder or the Hub's cache, and the download of missing files."""

@@ -1,0 +1,1 @@
+"""Child processes of one server: started, replaced when they die, stopped in order."""

@@ -1,0 +1,1 @@
+"""Adapters by the names that clients use, and the client of the adapter store."""

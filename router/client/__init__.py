@@ -1,0 +1,1 @@
+"""HTTP clients of a running server: `weft chat` and `weft adapters`."""

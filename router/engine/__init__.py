@@ -1,0 +1,1 @@
+"""The asyncio loop around the scheduler, and the streams of its clients."""

@@ -1,0 +1,1 @@
+"""Grammars of structured output, compiled in a process of their own."""

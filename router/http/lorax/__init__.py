@@ -1,0 +1,1 @@
+"""LoRAX's dialect."""

@@ -1,0 +1,56 @@
+"""Parameters that text-generation-inference and LoRAX have in common.
+
+Checks, and defaults that depend on other parameters, are in the module of each dialect.
+"""
+
+from typing import Annotated
+
+from pydantic import FailFast, Field
+
+from router.http.transport.adapter_names import Adapted
+from router.http.transport.body import Integer32, Unsigned, Unsigned32
+from router.http.transport.headers import Caller
+from router.text.chat_template import Conversation
+from router.validation.validator import Wanted
+
+
+class Shared(Adapted):
+    best_of: Unsigned | None = None
+    temperature: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    top_k: Integer32 | None = None
+    top_p: float | None = None
+    typical_p: float | None = None
+    do_sample: bool = False
+    max_new_tokens: Unsigned32 | None = None
+    return_full_text: bool | None = None
+    stop: Annotated[list[str], FailFast()] = Field(default_factory=list)
+    truncate: Unsigned | None = None
+    watermark: bool = False
+    details: bool = False
+    decoder_input_details: bool = False
+    seed: Unsigned | None = None
+
+    def as_wanted(self, prompt: str | Conversation, caller: Caller) -> Wanted:
+        """Convert all parameters but the frequency penalty, which means different things in the two dialects."""
+        return Wanted(
+            prompt=prompt,
+            best_of=self.best_of,
+            temperature=self.temperature,
+            repetition_penalty=self.repetition_penalty,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            typical_p=self.typical_p,
+            do_sample=self.do_sample,
+            max_new_tokens=self.max_new_tokens,
+            stop_strings=tuple(self.stop),
+            truncate=self.truncate,
+            watermark=self.watermark,
+            seed=self.seed,
+            prompt_logprobs=self.decoder_input_details,
+            adapter=self.adapter(caller.token),
+            tenant=caller.tenant,
+            request_id=caller.request_id,
+            deadline=caller.deadline,
+        )

@@ -1,0 +1,1 @@
+"""HTTP without a dialect: bodies, headers, errors, server-sent events, authentication."""

@@ -1,0 +1,1 @@
+"""Recordings of the scheduler's calls, and their replay."""

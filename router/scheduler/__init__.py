@@ -1,0 +1,1 @@
+"""The pure core: every decision about waiting, running, batches, cache blocks and steps."""

@@ -1,0 +1,1 @@
+"""Simulation of recorded traces: `weft simulate` and `weft tune`."""

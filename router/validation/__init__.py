@@ -1,0 +1,1 @@
+"""Validation of requests against every limit."""

@@ -1,0 +1,1 @@
+"""Safetensors checkpoints, read in the slices that a rank needs."""

@@ -1,0 +1,1 @@
+"""The machine: device, number type, memory, control groups, cached probes."""

@@ -1,0 +1,1 @@
+"""Architectures without a file of their own, run by transformers' modules."""

@@ -1,0 +1,1 @@
+"""Products, norms and activations whose rows do not depend on each other."""

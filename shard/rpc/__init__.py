@@ -1,0 +1,1 @@
+"""The gRPC server of a shard: service, order of messages, health."""

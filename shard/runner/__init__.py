@@ -1,0 +1,1 @@
+"""One forward pass: inputs, model, sampling, CUDA graphs; the exactness gate."""

@@ -1,0 +1,1 @@
+"""Logs, spans, start-up progress and the log of steps."""

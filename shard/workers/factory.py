@@ -1,0 +1,17 @@
+"""Factory of the worker for a model that generates or for an encoder. Importing this module loads torch."""
+
+from pathlib import Path
+
+from shard.config import ShardConfig
+from shard.models.encoder import EncoderConfig
+from shard.models.read_config import read_config
+from shard.telemetry.startup_progress import OnProgress, untold
+from shard.workers.decoder import ModelWorker
+from shard.workers.encoder import EncoderWorker
+
+
+def make_worker(config: ShardConfig, on_progress: OnProgress = untold) -> ModelWorker | EncoderWorker:
+    """Make the worker for the model; raises ValueError if it cannot be served."""
+    if isinstance(read_config(Path(config.model)), EncoderConfig):
+        return EncoderWorker(config, on_progress=on_progress)
+    return ModelWorker(config, on_progress=on_progress)

@@ -1,0 +1,47 @@
+"""The page at /docs."""
+
+from html.parser import HTMLParser
+
+from router.config import RouterConfig
+from router.http.docs.openapi import document
+from router.http.docs.page import page
+
+
+class Reader(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.text = set(), ""
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        assert all(not (value or "").startswith(("http:", "https:", "//")) for _, value in attrs)
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_is_of_the_dialect_that_is_spoken(serve):
+    async def scenario(client, _):
+        shown, told = await client.get("/docs"), await client.get("/api-doc/openapi.json")
+        assert "return_k_alternatives" in await shown.text()
+        assert "LoraxParameters" in (await told.json())["components"]["schemas"]
+    serve(scenario, config=RouterConfig(compat="lorax"))
+
+
+def test_the_page_names_every_route_and_field_and_loads_nothing():
+    described, reader = document(), Reader()
+    reader.feed(page(described))
+    assert not reader.tags & {"script", "link", "img", "iframe"}
+    for path in described["paths"]:
+        assert path in reader.text
+    for field in ("max_new_tokens", "return_full_text", "max_completion_tokens", "suffix", "instances"):
+        assert field in reader.text
+
+
+def test_page_and_document_are_served(serve):
+    async def scenario(client, _):
+        shown, told = await client.get("/docs"), await client.get("/api-doc/openapi.json")
+        assert (shown.status, shown.content_type) == (200, "text/html")
+        assert "default-src 'none'" in shown.headers["Content-Security-Policy"]
+        assert (await told.json())["openapi"].startswith("3.1")
+    serve(scenario)

@@ -1,0 +1,96 @@
+"""LoRAX's routes over a scripted engine."""
+
+import json
+
+import pytest
+from support.fake_adapter_store import Store
+
+from router.config import RouterConfig
+
+LORAX = RouterConfig(compat="lorax")
+HELD = RouterConfig(compat="lorax", preloaded_adapter_ids=("mine=a",), adapter_source="local")
+MERGED = {"ids": ["a", "b"], "weights": [0.5, 0.5]}
+
+
+def asked(serve, *bodies, headers=None, **settings):
+    """Post the bodies and return the engine's requests."""
+    async def scenario(client, engine):
+        for body in bodies:
+            answer = await client.post("/generate", json={"inputs": "hi"} | body, headers=headers)
+            assert answer.status == 200
+        return engine.requests
+    return serve(scenario, config=LORAX, **settings)
+
+
+def test_a_request_goes_by_the_adapter_that_it_names(serve):
+    store = Store()
+    named, without = asked(serve, {"parameters": {"adapter_id": "b", "adapter_source": "hub", "api_token": "mine"}},
+                           {"parameters": {"adapter_id": ""}}, store=store, headers={"Authorization": "Bearer other"})
+    assert (named.adapter is not None, without.adapter) == (True, None)
+    [fetch] = store.asked("fetch")
+    assert (fetch["source"], fetch["name"], fetch["token"]) == ("hub", "b", "mine")
+
+
+def test_several_become_one(serve):
+    store = Store()
+    given = MERGED | {"merge_strategy": "TIES", "majority_sign_method": "Frequency"}
+    asked(serve, {"parameters": {"merged_adapters": given}}, store=store)
+    [merge] = store.asked("merge")
+    assert (merge["strategy"], merge["sign"], merge["density"]) == ("ties", "frequency", 1.0)
+    assert merge["weights"] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+def test_what_is_not_there_fails_this_request_alone(post, path):
+    status, _, text = post(path, config=LORAX, store=Store(), inputs="hi", parameters={"adapter_id": "c"})
+    told = json.loads(text.removeprefix("data:"))
+    assert (status, told["error_type"]) == (424 if path == "/generate" else 200, "generation")
+    assert told["error"].startswith("Request failed during generation: ")
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
+@pytest.mark.parametrize(("parameters", "names"), [
+    ({}, (None, None)), ({"adapter_id": "b", "adapter_source": "s3"}, ("b", "s3")),
+    ({"adapter_id": "mine"}, ("a", "local")), ({"merged_adapters": MERGED}, ("a,b", "local"))], ids=str)
+def test_the_head_names_what_a_request_went_by(post, path, parameters, names):
+    _, headers, _ = post(path, config=HELD, store=Store(), inputs="hi", parameters=parameters)
+    assert (headers.get("x-adapter-id"), headers.get("x-adapter-source")) == names
+
+
+# -- headers, tokens, facts
+
+
+def test_headers_tell_whole_milliseconds_and_counts(post):
+    _, headers, _ = post("/generate", config=LORAX, inputs="höi")
+    expected = {
+        "compute-type": "gpu+optimized", "compute-characters": "3", "queue-time": "250", "inference-time": "500",
+        "time-per-token": "125", "time-to-first-token": "125", "time-per-output-token": "125", "prompt-tokens": "4",
+        "generated-tokens": "4", "skipped-tokens": "0", "total-tokens": "8", "model-id": "loom"}
+    assert {name: headers[f"x-{name}"] for name in expected} == expected
+    assert all(headers[f"x-{name}"].isdigit() for name in ("compute-time", "total-time", "validation-time"))
+
+
+def test_the_head_of_a_stream_tells_what_is_known(post):
+    _, headers, _ = post("/generate_stream", config=LORAX, inputs="hi")
+    assert (headers["x-compute-type"], headers["x-compute-characters"], headers["x-model-id"]) == (
+        "gpu+optimized", "2", "loom")
+    assert (headers["X-Accel-Buffering"], "x-total-tokens" in headers) == ("no", False)
+
+
+def test_tokens_are_pieces_of_the_vocabulary(post):
+    text = post("/tokenize", config=LORAX, inputs="a é", add_special_tokens=False)[2]
+    assert json.loads(text) == [
+        {"id": 97, "text": "a", "start": 0, "stop": 1}, {"id": 32, "text": "Ġ", "start": 1, "stop": 2},
+        {"id": 195, "text": "Ã", "start": 2, "stop": 3}, {"id": 169, "text": "©", "start": 2, "stop": 3}]
+
+
+def test_it_tells_what_its_clients_look_for(serve):
+    async def scenario(client, _):
+        info = await (await client.get("/info")).json()
+        assert (info["model_id"], info["model_dtype"], info["max_input_length"]) == ("loom", "torch.float32", 1599)
+        assert [*info] == [
+            "model_id", "model_sha", "model_dtype", "model_device_type", "model_pipeline_tag",
+            "max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_input_length", "max_total_tokens",
+            "waiting_served_ratio", "max_batch_total_tokens", "max_waiting_tokens", "validation_workers",
+            "eager_prefill", "version", "sha", "docker_label", "request_logger_url"]
+    serve(scenario, config=LORAX)

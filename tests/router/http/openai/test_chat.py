@@ -1,0 +1,461 @@
+"""OpenAI's chat completions over a scripted engine."""
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import ClientPayloadError
+from support.expected_streams import lived
+
+from router.config import RouterConfig
+from router.engine.stream import FailedEvent, FinishedEvent, TokenEvent, TopToken
+from router.errors import Cancelled, GenerationFailed, NotReady, Overloaded, TimedOut
+from router.request import FinishReason
+from router.text.chat_template import ChatTemplate
+
+PATH = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hi"}]
+ENDED = [TokenEvent(97, "weft", -1.0, False), FinishedEvent(FinishReason.END_TOKEN, "weft", 1, lived())]
+PROMPT = tuple(b"user: hi\nassistant: ")
+
+
+def completed(post, *scripts, messages=HELLO, **given):
+    status, _, text = post(PATH, *scripts, messages=messages, **given)
+    assert status == 200, text
+    return json.loads(text)
+
+
+def streamed(post, *scripts, **given):
+    status, headers, text = post(PATH, *scripts, messages=HELLO, stream=True, **given)
+    assert (status, headers["Content-Type"]) == (200, "text/event-stream")
+    *lines, done, rest = text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def asked(serve, *bodies, **given):
+    """Post the bodies and return the engine's requests."""
+    async def scenario(client, engine):
+        for body in bodies:
+            answer = await client.post(PATH, json={"messages": HELLO} | body)
+            assert answer.status == 200, await answer.text()
+        return engine.requests
+    return serve(scenario, **given)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests
+
+
+def test_messages_become_a_prompt_by_the_template(serve):
+    [request] = asked(serve, {"messages": [
+        {"role": "system", "content": "be"}, *HELLO, {"role": "assistant", "content": ""},
+        {"role": "tool", "content": "5", "tool_call_id": "a"}]})
+    assert bytes(request.prompt) == b"system: be\nuser: hi\nassistant: \ntool: 5\nassistant: "
+
+
+def test_parts_of_text_are_joined(serve):
+    parts = [{"type": "text", "text": "war"}, {"type": "text", "text": "p"}]
+    [request] = asked(serve, {"messages": [{"role": "user", "content": parts}]})
+    assert bytes(request.prompt) == b"user: warp\nassistant: "
+
+
+def test_templates_get_what_messages_say_beside(serve):
+    template = ChatTemplate("{{ messages | tojson }}", {})
+    message = {"role": "tool", "content": "5", "name": "add", "tool_call_id": "a"}
+    [request] = asked(serve, {"messages": [message | {"weight": 3}]}, template=template)
+    assert json.loads(bytes(request.prompt)) == [message]
+
+
+def test_nothing_given_is_sampled_until_the_end_of_the_context(serve):
+    [request] = asked(serve, {})
+    assert (request.prompt, request.sampling.temperature) == (PROMPT, 1.0)
+    assert request.max_new_tokens == 1600 - len(PROMPT)
+    assert request.end_tokens == {256}
+
+
+def test_a_temperature_of_none_is_greedy_whatever_else_is_given(serve):
+    for request in asked(serve, {"temperature": 0}, {"temperature": 0.0, "top_p": 0.9, "seed": 5}):
+        assert (request.sampling.temperature, request.key) == (0, 0)
+
+
+def test_parameters_reach_the_request(serve):
+    [request] = asked(serve, {
+        "temperature": 0.5, "top_p": 0.75, "frequency_penalty": 0.25, "presence_penalty": -0.25, "max_tokens": 9,
+        "stop": [".", "!"], "priority": 3})
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p) == (0.5, 0.75)
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (0.25, -0.25)
+    assert (sampling.relative_frequency_penalty, sampling.repetition_penalty) == (0, 0)
+    assert (request.max_new_tokens, request.stop_strings, request.priority) == (9, (".", "!"), 3)
+
+
+def test_a_seed_leads_to_the_same_draws_as_in_other_dialects(serve):
+    async def scenario(client, engine):
+        await client.post(PATH, json={"messages": HELLO, "seed": 7})
+        await client.post("/generate", json={"inputs": "x", "parameters": {"do_sample": True, "seed": 7}})
+        first, second = engine.requests
+        assert first.key == second.key
+    serve(scenario)
+
+
+def test_what_clients_send_for_nothing_is_nothing(serve):
+    bare, *others = asked(
+        serve, {"seed": 1}, {"seed": 1, "top_p": 1}, {"seed": 1, "stop": None, "n": 1, "max_tokens": None, "tools": []},
+        {"seed": 1, "stream": None, "stream_options": None, "logprobs": False, "response_format": None},
+        {"seed": 1, "user": "u", "top_k": 3, "unheard": {"of": 1}, "frequency_penalty": 0, "presence_penalty": 0})
+    for other in others:
+        assert (other.sampling, other.key, other.stop_strings) == (bare.sampling, bare.key, ())
+
+
+def test_a_stop_string_may_stand_alone(serve):
+    assert asked(serve, {"stop": "."})[0].stop_strings == (".",)
+
+
+@pytest.mark.parametrize("given", [
+    {"max_completion_tokens": 5}, {"max_completion_tokens": 5, "max_tokens": 5},
+    {"max_completion_tokens": None, "max_tokens": 5}])
+def test_the_length_has_two_names(serve, given):
+    assert asked(serve, given)[0].max_new_tokens == 5
+
+
+def test_chats_with_a_salt_share_no_cached_prompts_with_others(serve):
+    first, second = asked(serve, {}, {"cache_salt": "s"})
+    assert first.namespace != second.namespace
+
+
+def test_a_chat_may_go_on_where_the_model_would_end(serve):
+    """vLLM's field `ignore_eos`, which its clients use to get answers of equal length."""
+    usual, longer, null = asked(serve, {}, {"ignore_eos": True}, {"ignore_eos": None})
+    assert usual.end_tokens == null.end_tokens != longer.end_tokens == set()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers
+
+
+def test_an_answer_is_a_completion(post):
+    told = completed(post)
+    assert (told["object"], told["model"]) == ("chat.completion", "loom")
+    assert told["choices"][0]["message"] == {"role": "assistant", "content": "weft"}
+    assert told["usage"] == {"prompt_tokens": 20, "completion_tokens": 4, "total_tokens": 24}
+    assert told["id"].startswith("chatcmpl-")
+    assert told["created"] > 1_700_000_000
+
+
+def test_a_stream_says_the_same(post):
+    chunks = streamed(post)
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == "weft"
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "length"]
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+
+
+def test_usage_of_a_stream_is_told_when_it_is_asked_for(post):
+    assert streamed(post, stream_options={"include_usage": True})[-1]["usage"]["total_tokens"] == 24
+    assert all(chunk["usage"] is None for chunk in streamed(post, stream_options={}))
+
+
+TOPS = (TopToken(97, "we", -1.0, False), TopToken(98, "\u00e9", -2.5, False))
+LIKELY = [TokenEvent(97, "we", -1.0, False, TOPS),
+          TokenEvent(256, "<|end|>", -0.25, True), FinishedEvent(FinishReason.END_TOKEN, "we", 2, lived())]
+LOGPROBS = [
+    {"token": "we", "logprob": -1.0, "bytes": [119, 101], "top_logprobs": [
+        {"token": "we", "logprob": -1.0, "bytes": [119, 101]},
+        {"token": "\u00e9", "logprob": -2.5, "bytes": [195, 169]}]},
+    {"token": "<|end|>", "logprob": -0.25, "bytes": [*b"<|end|>"], "top_logprobs": []}]
+
+
+@pytest.mark.parametrize("given", [{"logprobs": True, "top_logprobs": 2}, {"top_logprobs": 2}])
+def test_logprobs_are_told_of_every_token(post, given):
+    [choice] = completed(post, LIKELY, **given)["choices"]
+    assert choice["logprobs"] == {"content": LOGPROBS}
+    chunks = streamed(post, LIKELY, **given)
+    assert [entry for chunk in chunks for entry in chunk["choices"][0]["logprobs"]["content"]] == LOGPROBS
+
+
+def test_logprobs_that_nobody_asked_for_are_null(post):
+    assert completed(post, LIKELY)["choices"][0]["logprobs"] is None
+    assert {chunk["choices"][0]["logprobs"] for chunk in streamed(post, LIKELY, logprobs=False)} == {None}
+
+
+@pytest.mark.parametrize(("model", "told"), [("mine", "mine"), ("tgi", "loom"), ("", "loom"), (None, "loom")])
+def test_a_model_that_is_named_is_echoed(post, model, told):
+    assert completed(post, model=model)["model"] == told
+    assert streamed(post, model=model)[0]["model"] == told
+
+
+def test_headers_tell_times_and_counts(post):
+    status, headers, _ = post(PATH, messages=HELLO, headers={"x-request-id": "mine"})
+    assert status == 200
+    assert [headers[f"x-{name}"] for name in (
+        "compute-type", "compute-characters", "prompt-tokens", "generated-tokens", "queue-ms", "request-id")] == [
+        "1-cpu", "20", "20", "4", "250.0", "mine"]
+    _, headers, _ = post(PATH, messages=HELLO, stream=True, headers={"x-request-id": "mine"})
+    assert (headers["x-compute-characters"], headers["x-request-id"], headers["x-weft-exact"]) == ("20", "mine", "1")
+
+
+def test_a_token_is_on_the_wire_before_the_next_one_exists(serve):
+    async def scenario(client, engine):
+        answer = await client.post(PATH, json={"messages": HELLO, "stream": True})
+        await engine.asked.wait()
+        [stream] = engine.streams
+        for letter in "wef":
+            stream.put(TokenEvent(ord(letter), letter, -1.0, False))
+            assert f'"content":"{letter}"'.encode() in await answer.content.readuntil(b"\n\n")
+    serve(scenario, [])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels_its_request(serve, caplog, stream):
+    async def scenario(client, engine):
+        asking = asyncio.create_task(client.post(PATH, json={"messages": HELLO, "stream": stream}))
+        await engine.asked.wait()
+        asking.cancel()
+        await client.session.close()
+        await engine.left_alone.wait()
+        assert engine.left == engine.requests
+    serve(scenario, [])
+    assert not caplog.records
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tools
+
+PAINT = {"type": "function", "function": {"name": "paint", "strict": True, "parameters": {
+    "type": "object", "properties": {"colour": {"type": "string"}}}}}
+TOOLED = ChatTemplate("{{ tools | tojson }}{{ messages | tojson }}<tool_call>", {})
+CALL = '<tool_call>{"name": "paint", "arguments": {"colour": "red"}}</tool_call>'
+CALLED = [TokenEvent(97, CALL, -1.0, False), TokenEvent(256, "<|im_end|>", -0.5, True),
+          FinishedEvent(FinishReason.END_TOKEN, CALL, 2, lived())]
+
+
+def prompted(serve, **body):
+    [request] = asked(serve, body, template=TOOLED)
+    tools, end = json.JSONDecoder().raw_decode(bytes(request.prompt).decode())
+    return tools, json.loads(bytes(request.prompt).decode()[end:].removesuffix("<tool_call>"))
+
+
+def test_tools_reach_the_template_as_they_came(serve):
+    assert prompted(serve, tools=[PAINT])[0] == [PAINT]
+    assert prompted(serve, tools=[PAINT], tool_choice="auto")[0] == [PAINT]
+
+
+@pytest.mark.parametrize("given", [{}, {"tools": []}, {"tools": None}, {"tools": [PAINT], "tool_choice": "none"}])
+def test_no_tools_are_no_tools(serve, given):
+    assert prompted(serve, **given)[0] is None
+
+
+def test_calls_of_earlier_turns_reach_the_template_as_objects(serve):
+    call = {"id": "1", "type": "function", "function": {"name": "paint", "arguments": '{"colour": "red"}'}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "content": "done", "tool_call_id": "1"}]
+    _, told = prompted(serve, messages=messages, tools=[PAINT])
+    assert told[1] == {"role": "assistant", "content": "", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "paint", "arguments": {"colour": "red"}}}]}
+    assert told[2] == {"role": "tool", "content": "done", "tool_call_id": "1"}
+
+
+def test_a_call_is_told_as_one(post):
+    [choice] = completed(post, CALLED, tools=[PAINT], template=TOOLED)["choices"]
+    [call] = choice["message"]["tool_calls"]
+    assert (choice["finish_reason"], call["function"]["name"]) == ("tool_calls", "paint")
+    assert json.loads(call["function"]["arguments"]) == {"colour": "red"}
+    chunks = streamed(post, CALLED, tools=[PAINT], template=TOOLED)
+    [streamed_call] = [call for chunk in chunks for call in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert streamed_call["function"] == call["function"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_what_looks_like_a_call_is_text_where_no_tools_are_offered(post):
+    [choice] = completed(post, CALLED, template=TOOLED)["choices"]
+    assert choice["message"]["content"].startswith("<tool_call>")
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"tools": [PAINT], "response_format": {"type": "json_object"}}, "Grammar and tools are mutually exclusive"),
+    ({"tools": [], "response_format": {"type": "json_object"}}, "Grammar and tools are mutually exclusive"),
+    ({"tools": [PAINT], "tool_choice": "draw"}, "`tool_choice` must be"),
+    ({"tools": [PAINT], "tool_choice": {"type": "function", "function": {"name": "draw"}}}, "got draw"),
+    ({"tool_choice": "draw"}, "there are none"),
+    ({"tool_choice": "required"}, "there are no `tools`"),
+    ({"tool_choice": "required", "tools": []}, "there are no `tools`"),
+])
+def test_tools_that_make_no_sense_are_told(post, given, message):
+    status, _, text = post(PATH, messages=HELLO, **given)
+    error = json.loads(text)["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["param"] in {"tool_choice", "response_format"}
+    assert message in error["message"]
+
+
+def test_what_must_be_a_call_needs_a_grammar(post):
+    status, _, text = post(PATH, messages=HELLO, tools=[PAINT], tool_choice="required")
+    error = json.loads(text)["error"]
+    assert (status, error["param"]) == (400, "tool_choice")
+    assert "`tool_choice` is given, but" in error["message"]
+
+
+@pytest.mark.parametrize("tools", [5, [5], [{}], [{"function": {}}], [{"function": {"name": ""}}],
+                                   [{"type": "code", "function": {"name": "x"}}],
+                                   [{"function": {"name": "x", "parameters": []}}]])
+def test_tools_that_are_none_are_told(post, tools):
+    status, _, text = post(PATH, messages=HELLO, tools=tools)
+    error = json.loads(text)["error"]
+    assert (status, error["param"]) == (400, "tools")
+    assert "`tools" in error["message"]
+
+
+def test_oddities_of_tgi_are_kept_where_they_are_wanted(serve, post):
+    config = RouterConfig(compat="tgi")
+    ended = [TokenEvent(97, "a", -1.0, False), TokenEvent(98, "b", -1.0, False),
+             FinishedEvent(FinishReason.STOP_STRING, "ab", 2, lived())]
+    assert completed(post, ended, config=config)["choices"][0]["finish_reason"] == "stop_sequence"
+    chunks = streamed(post, ended, config=config)
+    assert [chunk["choices"][0]["delta"]["role"] for chunk in chunks] == ["assistant"] * 2
+    [choice] = completed(post, CALLED, tools=[PAINT], template=TOOLED, config=config)["choices"]
+    assert choice["finish_reason"] == "stop"
+    [request] = asked(serve, {"presence_penalty": -0.5, "n": 3}, config=config)
+    assert (request.sampling.repetition_penalty, request.sampling.presence_penalty) == (1.5, 0.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Errors
+
+MISUNDERSTOOD = {
+    "no messages": ({}, "messages"),
+    "messages that are text": ({"messages": "hi"}, "messages"),
+    "empty messages": ({"messages": []}, "messages"),
+    "a message that is text": ({"messages": ["hi"]}, "messages.0"),
+    "no role": ({"messages": [{"content": "hi"}]}, "messages.0.role"),
+    "content that is a number": ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    "an image": ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+                 "messages.0.content"),
+    "a part without text": ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content"),
+    "a part that is text": ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages.0.content"),
+    "a name that is a number": ({"messages": [{"role": "user", "content": "hi", "name": 5}]}, "messages.0.name"),
+    "a temperature that is a word": ({"temperature": "hot"}, "temperature"),
+    "a negative length": ({"max_tokens": -1}, "max_tokens"),
+    "a length that is text": ({"max_completion_tokens": "5"}, "max_completion_tokens"),
+    "a stop string that is a number": ({"stop": [5]}, "stop.0"),
+    "stop strings that are an object": ({"stop": {}}, "stop"),
+    "a stream that is a word": ({"stream": "yes"}, "stream"),
+    "options that are a list": ({"stream_options": []}, "stream_options"),
+    "a seed with a fraction": ({"seed": 1.5}, "seed"),
+    "a model that is a number": ({"model": 5}, "model"),
+}
+NOT_ALLOWED = {
+    "no new tokens": ({"max_tokens": 0}, "`max_tokens` must be at least 1"),
+    "more tokens than fit": ({"messages": [{"role": "user", "content": "x" * 1000}], "max_tokens": 1000},
+                             "`messages` (1018 tokens) and `max_tokens` (1000) must be at most 1600 together"),
+    "long messages": ({"messages": [{"role": "user", "content": "x" * 2000}]}, "`messages` must have at most 1599"),
+    "two lengths": ({"max_tokens": 5, "max_completion_tokens": 6}, "`max_tokens` and `max_completion_tokens`"),
+    "a negative temperature": ({"temperature": -1}, "`temperature` must be above 0"),
+    "a share above all": ({"top_p": 1.5}, "`top_p`"),
+    "a share above all without draws": ({"top_p": 1.5, "temperature": 0}, "`top_p`"),
+    "a penalty": ({"frequency_penalty": 2.5}, "`frequency_penalty`"),
+    "another penalty": ({"presence_penalty": -2.5}, "`presence_penalty`"),
+    "too many stop strings": ({"stop": ["a", "b", "c", "d", "e"]}, "`stop` must hold at most 4 strings"),
+    "an empty stop string": ({"stop": ""}, "`stop` must not be an empty string"),
+    "a message without content": ({"messages": [{"role": "user"}]}, "a message of the role `user` has neither"),
+    "content that is null": (
+        {"messages": [{"role": "user", "content": None}]}, "a message of the role `user` has neither"),
+    "several choices": ({"n": 2}, "`n` must be 1, got 2"),
+    "no choices": ({"n": 0}, "`n` must be 1, got 0"),
+    "a format": ({"response_format": {"type": "json_object"}}, "`response_format` is given, but this model is served"),
+    "no format": ({"response_format": "json"}, "`response_format` must be an object with a `type`"),
+    "a schema": ({"response_format": {"type": "json_schema"}}, "`response_format.json_schema` is missing"),
+    "too many logprobs": ({"top_logprobs": 6}, "`top_logprobs` must be at most 5 (--max-top-n-tokens), got 6"),
+    "a priority": ({"priority": 11}, "`priority` must be at least -10"),
+    "a salt": ({"cache_salt": ""}, "`cache_salt` must not be"),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("given", "where"), MISUNDERSTOOD.values(), ids=MISUNDERSTOOD)
+def test_what_is_misunderstood_is_told_with_the_field(post, given, where, stream):
+    status, _, text = post(PATH, **({} if given == {} else {"messages": HELLO}) | {"stream": stream} | given)
+    error = json.loads(text)["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["param"] == where.partition(".")[0]
+    assert error["message"].startswith(f"`{where}`: ")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tools", [[], [PAINT]])
+def test_a_format_and_tools_exclude_each_other(post, tools, stream):
+    """The error has text-generation-inference's exact bytes."""
+    status, _, text = post(PATH, messages=HELLO, tools=tools, response_format={"type": "json_object"}, stream=stream,
+                           config=RouterConfig(compat="tgi"))
+    assert (status, text) == (
+        422, '{"error":"Tool error: Grammar and tools are mutually exclusive","error_type":"tool_error"}')
+
+
+def test_text_as_a_format_is_none(post):
+    assert post(PATH, messages=HELLO, response_format={"type": "text"})[0] == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("given", "message"), NOT_ALLOWED.values(), ids=NOT_ALLOWED)
+def test_what_is_not_allowed_has_its_status_on_streams_too(post, given, message, stream):
+    status, headers, text = post(PATH, **{"messages": HELLO, "stream": stream} | given)
+    error = json.loads(text)["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert error["message"].startswith(message)
+    assert error["param"] == ("messages" if "messages" in given else next(iter(given)))
+    assert "inputs" not in error["message"]
+    assert len(headers["x-request-id"]) == 32
+
+
+def test_an_image_is_told_in_words_that_say_what_is_served(post):
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    _, _, text = post(PATH, messages=[{"role": "user", "content": [{"type": "text", "text": "what?"}, image]}])
+    assert json.loads(text)["error"]["message"].endswith("images and other parts are not served")
+
+
+@pytest.mark.parametrize(("template", "message"), [
+    (None, "Template error: this model has no chat template"),
+    (ChatTemplate("{{ raise_exception('roles must alternate') }}", {}), "Template error: roles must alternate")])
+def test_what_the_template_cannot_do_is_told(post, template, message):
+    for stream in (False, True):
+        status, _, text = post(PATH, messages=HELLO, template=template, stream=stream)
+        error = json.loads(text)["error"]
+        assert (status, error["param"]) == (400, "messages")
+        assert error["message"].startswith(message)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("error", "status", "kind"), [
+    (Overloaded("full", 3.5), 429, "rate_limit_error"), (NotReady("starting"), 503, "server_error")])
+def test_a_refusal_has_a_status(serve, error, status, kind, stream):
+    async def scenario(client, engine):
+        engine.refusals = [error]
+        answer = await client.post(PATH, json={"messages": HELLO, "stream": stream})
+        assert (answer.status, (await answer.json())["error"]["type"]) == (status, kind)
+        assert int(answer.headers["Retry-After"]) >= 1
+    serve(scenario)
+
+
+@pytest.mark.parametrize(("error", "status", "kind"), [
+    (GenerationFailed("broken"), 500, "server_error"), (TimedOut("too late"), 408, "timeout_error")])
+def test_a_failure_is_told_by_its_status_or_within_the_stream(post, error, status, kind):
+    assert post(PATH, [FailedEvent(error)], messages=HELLO)[0] == status
+    token, failure = streamed(post, [TokenEvent(97, "a", -1.0, False), FailedEvent(error)])
+    assert token["choices"][0]["delta"]["content"] == "a"
+    assert failure["error"]["type"] == kind
+
+
+def test_the_reader_of_a_cancelled_request_sees_that_the_end_is_missing(serve, caplog):
+    async def scenario(client, engine):
+        answer = await client.post(PATH, json={"messages": HELLO, "stream": True})
+        await engine.asked.wait()
+        engine.streams[0].put(FailedEvent(Cancelled("too slow")))
+        with pytest.raises(ClientPayloadError):
+            await answer.text()
+    serve(scenario, [])
+    assert not caplog.records
+
+
+def test_a_key_is_asked_for(post):
+    config = RouterConfig(api_key="sk-loom")
+    assert post(PATH, messages=HELLO, config=config)[0] == 401
+    assert post(PATH, messages=HELLO, config=config, headers={"Authorization": "Bearer sk-loom"})[0] == 200

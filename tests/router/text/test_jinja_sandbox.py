@@ -1,0 +1,111 @@
+"""Sandbox of chat templates: allowed and forbidden features, and limits of time and memory."""
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from router.errors import TemplateFailed
+from router.text.jinja_sandbox import MOST_CHARACTERS, Program, end_of_time
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def made(source: str, messages: Any = HELLO) -> str:
+    return Program(source).run({"messages": messages}, end_of_time())
+
+
+def refusal(source: str) -> str:
+    with pytest.raises(TemplateFailed) as failed:
+        made(source)
+    return str(failed.value)
+
+
+def test_the_variables_of_a_program_are_known_before_it_runs() -> None:
+    program = Program("{% if loom %}{{ weft }}{% endif %}")
+    assert (program.names("weft"), program.names("warp")) == (True, False)
+    with pytest.raises(TemplateFailed, match="unknown tag"):
+        Program("{% loom %}").names("weft")
+
+
+@pytest.mark.parametrize("name", ["function", "context", "name", "value", "args"])
+def test_what_a_macro_is_called_with_may_have_any_name(name: str) -> None:
+    assert made(f"{{% macro told({name}) %}}{{{{ {name} }}}}{{% endmacro %}}{{{{ told({name}=3) }}}}") == "3"
+
+
+def test_json_is_not_escaped_for_html() -> None:
+    assert made("{{ messages[0].content | tojson }}", [{"content": "<é>"}]) == json.dumps("<é>", ensure_ascii=False)
+
+
+def test_a_template_may_refuse_messages_in_its_own_words() -> None:
+    assert refusal("{{ raise_exception('roles  must\nalternate') }}") == "roles must alternate"
+
+
+@pytest.mark.parametrize(("source", "message"), [
+    ("{% loom %}", "TemplateSyntaxError: Encountered unknown tag 'loom'."),
+    ("{{ loom.threads }}", "UndefinedError: 'loom' is undefined"),
+    ("{{ messages[0].content + 1 }}", "TypeError: "),
+    ("{% macro more() %}{{ more() }}{% endmacro %}{{ more() }}", "RecursionError: "),
+    ("{{ lipsum(1) }}", "UndefinedError: 'lipsum' is undefined"),
+    ("{% include 'loom' %}", "TypeError: no loader"),
+])
+def test_what_goes_wrong_in_a_template_is_told(source: str, message: str) -> None:
+    assert refusal(source).startswith(message)
+
+
+@pytest.mark.parametrize("source", [
+    "{{ ''.__class__.x }}", "{{ '{0.__class__.x}'.format('') }}", "{{ (''|attr('__class__')).x }}",
+    "{{ raise_exception.__globals__.x }}", "{{ self._TemplateReference__context.x }}", "{{ dict.mro() }}",
+    "{{ messages.append(1) }}", "{{ messages[0].update(role='system') }}", "{{ dict.update(messages[0], role='x') }}",
+    "{{ (messages | map('attr', '__class__') | first).x }}", "{{ cycler.__init__.__globals__.os.x }}",
+    "{{ namespace(__class__=1) }}", "{% set n = namespace() %}{% set n.__class__ = 1 %}", "{{ ''['__class__'].x }}",
+])
+def test_a_template_does_not_get_out(source: str) -> None:
+    assert refusal(source).startswith(("SecurityError: ", "UndefinedError: '"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bounds
+
+
+@pytest.mark.parametrize("source", [
+    "{{ 'x' * 1000000000 }}", "{{ 1000000000 * 'x' }}", "{{ [1] * 1000000000 }}", "{{ 9 ** (9 ** 9) }}",
+    "{% for a in range(20000) %}{{ 'x' * 1000 }}{% endfor %}",
+    "{% set ns = namespace(x='x') %}{% for a in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "{% set ns = namespace(x='x') %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x=[1]) %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x=3) %}{% for a in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+])
+def test_a_template_that_grows_is_stopped(source: str) -> None:
+    assert refusal(source).startswith(f"it would make more than {MOST_CHARACTERS} characters")
+
+
+def test_ranges_are_short() -> None:
+    assert "Range too big" in refusal("{{ range(100001) }}")
+
+
+@pytest.mark.parametrize("source", [
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{% for b in range(99999) if b < 0 %}{% endfor %}{% endfor %}",
+    "{% macro two(n) %}{% if n %}{{ two(n - 1) }}{{ two(n - 1) }}{% endif %}{% endmacro %}{{ two(90) }}",
+    "{% for a in [range(9)] recursive %}{% if loop.depth < 90 %}{{ loop([a]) }}{{ loop([a]) }}{% endif %}{% endfor %}",
+    "{{ range(99999) | select('in', range(99999) | list) | list }}",
+    "{{ range(99999) | reject('in', range(99999) | list) | list }}",
+    "{{ range(9999) | map('replace', '1', 'x' * 9999) | map('replace', 'x', 'y' * 999) | map('length') | sum }}",
+])
+def test_a_template_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr("router.text.jinja_sandbox.MOST_SECONDS", 0.01)
+    assert refusal(source) == "it took more than 0.01 s of the processor; send fewer messages"
+
+
+def test_time_is_counted_for_each_thread_and_run() -> None:
+    program = Program("{% for message in messages %}{{ message.content }}{% endfor %}")
+    texts: list[str] = []
+    threads = [threading.Thread(target=lambda: texts.append(program.run({"messages": HELLO}, end_of_time())))
+               for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == ["hi"] * 4

@@ -1,0 +1,100 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.small_checkpoints import DYNAMIC, LINEAR, tiny_checkpoint
+
+from shard.json_config import Given
+from shard.models.config import Rotary
+from shard.models.gpt import GptConfig
+from shard.models.read_config import describe_model, read_config
+from tests.shard.forward import agrees, agrees_shared, outcomes
+from tests.shard.republished import republished
+
+PYTHIA = {  # as published in EleutherAI/pythia-160m
+    "architectures": ["GPTNeoXForCausalLM"], "bos_token_id": 0, "eos_token_id": 0, "hidden_act": "gelu",
+    "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048, "model_type": "gpt_neox", "num_attention_heads": 12, "num_hidden_layers": 12,
+    "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False, "torch_dtype": "float16",
+    "transformers_version": "4.24.0", "use_cache": True, "use_parallel_residual": True, "vocab_size": 50304}
+CONFIG = GptConfig(
+    architecture="GPTNeoXForCausalLM", vocabulary_size=50304, hidden_size=768, intermediate_size=3072, num_layers=12,
+    num_heads=12, num_kv_heads=12, head_dim=64, norm_epsilon=1e-5, max_positions=2048, dtype=torch.float16,
+    rotary=Rotary("default", 10000.0, share=0.25), attention_bias=True, mlp_bias=True, approximate="none",
+    parallel=True)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one half after the other, all turned": {
+        "dtype": "bfloat16", "use_parallel_residual": False,
+        "rope_parameters": LINEAR | {"partial_rotary_factor": 1.0}},
+    "no biases in attention, tied": {
+        "attention_bias": False, "tie_word_embeddings": True, "hidden_act": "gelu_fast",
+        "rope_parameters": DYNAMIC | {"partial_rotary_factor": 0.5}},
+    "odd sizes": {"vocab_size": 509, "intermediate_size": 131, "num_attention_heads": 8},
+}
+
+
+def read(**changes: Any) -> GptConfig:
+    config = describe_model(Given(PYTHIA | changes, "config.json"))
+    assert isinstance(config, GptConfig)
+    return config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_hidden_states_and_logits_are_transformers(
+        tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]) -> None:
+    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "gpt_neox", **changes)
+    agrees_shared(folder)
+    agrees(folder, torch.float32, backend="cpu")
+
+
+def test_a_config_in_older_words_is_read() -> None:
+    assert read() == CONFIG
+
+
+@pytest.mark.parametrize(("changes", "rotary"), [
+    ({"rotary_pct": 1.0, "rotary_emb_base": 5000}, Rotary("default", 5000.0)),
+    ({"rotary_pct": None, "rotary_emb_base": None}, Rotary("default", 10000.0, share=0.25)),
+    ({"rope_theta": 500, "partial_rotary_factor": 0.5}, Rotary("default", 500.0, share=0.5)),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 300, "partial_rotary_factor": 0.75}},
+     Rotary("default", 300.0, share=0.75)),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}},
+     Rotary("linear", 10000.0, factor=2.0, original_positions=2048, share=0.25))], ids=str)
+def test_older_and_newer_words_for_the_rotary_embedding(changes: dict[str, Any], rotary: Rotary) -> None:
+    assert read(**changes).rotary == rotary
+
+
+def test_what_a_file_says_counts() -> None:
+    changes = {
+        "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3}
+    assert read(**changes) == replace(
+        CONFIG, parallel=False, attention_bias=False, approximate="tanh", norm_epsilon=1e-3)
+
+
+@pytest.mark.parametrize(("changes", "complaint"), [
+    ({"hidden_act": "relu"}, "hidden_act relu is not supported; supported: gelu, "),
+    ({"rotary_pct": 0.3}, "rotary_pct 0.3 is 19 of a head's 64 values, which must be an even number of at most 64"),
+    ({"rotary_pct": 2}, "rotary_pct 2.0 is 128 of a head's 64 values"),
+    ({"num_attention_heads": 7}, r"hidden size \(768\) must be a multiple of the number of attention heads \(7\)")])
+def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        read(**changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["embed_out", "lm_head"])
+def test_older_names_and_buffers_are_known(
+        tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, head: str) -> None:
+    buffers = {"bias": torch.ones(1, 1, 8, 8, dtype=torch.bool), "masked_bias": torch.tensor(-1e9),
+               "rotary_emb.inv_freq": torch.ones(2)}
+    extra = {f"gpt_neox.layers.{layer}.attention.{name}": buffer.clone()
+             for name, buffer in buffers.items() for layer in range(2)}
+    plain = tiny_checkpoint(tmp_path_factory.getbasetemp(), "gpt_neox")
+    older = republished(plain, tmp_path / "older", extra=extra,
+                        name=lambda name: name.replace("embed_out", head).replace("lm_head", head))
+    assert read_config(plain) == read_config(older)
+    (expected,), (found,) = outcomes(plain, torch.float32), outcomes(older, torch.float32)
+    assert torch.equal(found.hidden, expected.hidden)

@@ -1,0 +1,43 @@
+from typing import Any
+
+import pytest
+import torch
+from support.small_checkpoints import tiny_checkpoint
+
+from shard.json_config import Given
+from shard.models.read_config import describe_model
+from tests.shard.forward import agrees, usual_distance
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "many experts": {"num_local_experts": 16, "num_experts_per_tok": 5, "head_dim": 24},
+    "one expert of one": {"num_local_experts": 1, "num_experts_per_tok": 1, "vocab_size": 509},
+    "a window, older": {"dtype": "bfloat16", "sliding_window": 24, "older": True},
+}
+SIZES = {"architectures": ["MixtralForCausalLM"], "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128,
+         "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_hidden_states_and_logits_are_transformers(
+        tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]) -> None:
+    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "mixtral", **changes)
+    for dtype, num_ranks in ((torch.float32, 1), (torch.float32, 4), (torch.bfloat16, 2)):
+        agrees(folder, dtype, num_ranks, measure=usual_distance)
+
+
+@pytest.mark.slow
+def test_the_fast_attention_agrees(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tiny_checkpoint(tmp_path_factory.getbasetemp(), "mixtral", **VARIANTS["a window, older"])
+    agrees(folder, torch.float32, backend="cpu")
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"hidden_act": "gelu"}, "hidden_act gelu is not supported; supported: silu"),
+    ({"num_experts_per_tok": 9}, r"num_experts_per_tok must be at most the number of experts \(8\), got 9"),
+    ({"num_local_experts": 0}, "num_local_experts must be a whole number of at least 1, got 0"),
+])
+def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        describe_model(Given(SIZES | changes, "config.json"))

@@ -1,0 +1,134 @@
+import json
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.small_checkpoints import DYNAMIC, LINEAR, LLAMA3, YARN, tiny_checkpoint
+
+from shard.json_config import Given
+from shard.models.config import ModelConfig, Rotary
+from shard.models.read_config import describe_model, read_config
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5}
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM", vocabulary_size=512, hidden_size=64, intermediate_size=128, num_layers=2,
+    num_heads=4, num_kv_heads=2, head_dim=16, norm_epsilon=1e-5, rotary=Rotary("default", 10000.0),
+    max_positions=2048, tied=False, attention_bias=False, mlp_bias=False, dtype=torch.float32)
+
+
+def read(**changes: Any) -> ModelConfig:
+    return describe_model(Given(LLAMA | changes, "config.json"))
+
+
+@pytest.mark.parametrize(("text", "complaint"), [
+    (None, "there is no config.json"), ("{", "is not JSON"), ("[" * 100_000, "is not JSON"),
+    ("[]", "is no JSON object")])
+def test_a_folder_without_a_config_holds_no_model(tmp_path: Path, text: str | None, complaint: str) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=complaint):
+        read_config(tmp_path)
+
+
+def test_a_config_is_read() -> None:
+    assert read() == CONFIG
+
+
+def test_what_older_files_leave_out_follows_from_the_rest() -> None:
+    without = {name: value for name, value in LLAMA.items() if name not in {"num_key_value_heads", "rms_norm_eps"}}
+    assert describe_model(Given(without, "")) == replace(CONFIG, num_kv_heads=4, norm_epsilon=1e-6)
+
+
+def test_what_a_file_says_counts() -> None:
+    config = read(head_dim=32, tie_word_embeddings=True, attention_bias=True, mlp_bias=True, torch_dtype="bfloat16")
+    assert config == replace(CONFIG, head_dim=32, tied=True, attention_bias=True, mlp_bias=True, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("rope", [None, LINEAR, DYNAMIC, LLAMA3, YARN], ids=str)
+def test_older_and_newer_files_say_the_same(
+        tmp_path_factory: pytest.TempPathFactory, family: str, rope: dict[str, Any] | None) -> None:
+    changes = {"rope_parameters": rope} if rope else {}
+    new, old = (read_config(tiny_checkpoint(tmp_path_factory.getbasetemp(), family, older=older, **changes))
+                for older in (False, True))
+    assert new == old
+    assert new.rotary.kind == (rope or {"rope_type": "default"})["rope_type"]
+
+
+@pytest.mark.parametrize(("scaling", "positions"), [
+    ({"type": "default"}, 2048), (DYNAMIC, 2048), (LLAMA3, 2048), (LINEAR, 8192), (YARN, 2048),
+    (YARN | {"original_max_position_embeddings": 2048}, 8192)], ids=str)
+def test_positions_reach_as_far_as_the_rotary_embedding(scaling: dict[str, Any], positions: int) -> None:
+    assert read(rope_scaling=scaling).max_positions == positions
+
+
+@pytest.mark.parametrize(("changes", "complaint"), [
+    ({"architectures": ["HomeMadeModel"]}, "architecture HomeMadeModel .*Llama.*, Qwen2.*, Qwen3ForCausalLM"),
+    ({"architectures": None}, "architecture none is not supported"),
+    ({"architectures": 5}, "architectures must be a list of names, got 5"),
+    ({"architectures": [["x"]]}, "architectures must be a list of names, got"),
+    ({"rope_scaling": "linear"}, "rope_scaling must be an object, got 'linear'"),
+    ({"rope_parameters": {"full_attention": 5}}, "full_attention must be an object, got 5"),
+    ({"rope_scaling": {"rope_type": ["linear"]}}, r"rope_type \['linear'\] is not supported"),
+    ({"hidden_act": "gelu"}, "hidden_act gelu is not supported; supported: silu"),
+    ({"rope_scaling": {"type": "ntk"}}, "rope_type ntk .*default, linear, dynamic, llama3, yarn, longrope"),
+    ({"rope_scaling": {"type": "linear"}}, "rope_parameters: factor must be a number above 0, got None"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types .*sliding_attention.* are not supported"),
+    ({"quantization_config": {"quant_method": "hqq"}}, "quantised as hqq are not supported; supported: gptq, awq"),
+    ({"torch_dtype": "float8"}, "dtype float8 is not supported; supported: float32, bfloat16, float16"),
+    ({"hidden_size": None}, "hidden_size must be a whole number of at least 1, got None"),
+    ({"num_hidden_layers": "2"}, "num_hidden_layers must be a whole number of at least 1, got 2"),
+    ({"num_key_value_heads": 3}, r"num_attention_heads \(4\) must be a multiple of num_key_value_heads \(3\)"),
+], ids=str)
+def test_what_would_be_computed_wrongly_is_refused(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        read(**changes)
+
+
+QWEN = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 64}
+SLIDING = ["full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize(("changes", "windows"), [
+    ({"use_sliding_window": True, "max_window_layers": 2}, (0, 0)),
+    ({"use_sliding_window": True, "max_window_layers": 1}, (0, 64)),
+    ({"use_sliding_window": True}, (0, 0)),
+    ({"use_sliding_window": False, "max_window_layers": 1}, ()),
+    ({"use_sliding_window": True, "layer_types": SLIDING}, (0, 64)),
+    ({"layer_types": SLIDING}, (0, 64)),
+    ({"layer_types": SLIDING, "sliding_window": None}, ())], ids=str)
+def test_windows_are_read_by_layer(changes: dict[str, Any], windows: tuple[int, ...]) -> None:
+    assert read(**QWEN | changes).windows == windows
+
+
+@pytest.mark.parametrize(("kinds", "complaint"), [
+    (["full_attention"], "layer_types has 1 entries for num_hidden_layers 2"),
+    (["full_attention", "chunked_attention"], "layer_types chunked_attention is not supported")])
+def test_layers_of_kinds_that_are_not_known_are_refused(kinds: list[str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        read(**QWEN | {"layer_types": kinds})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3_moe", "gpt2"])
+def test_a_value_of_any_kind_is_read_or_refused(family: str, tmp_path: Path) -> None:
+    """Any exception but ValueError ended a shard with a traceback, and it was restarted for ever."""
+    folder = tiny_checkpoint(tmp_path, family)
+    config = json.loads((folder / "config.json").read_text())
+    for name, value in product(config, (5, -1, 0.5, True, "x", [], [[]], [5], {}, {"x": []}, 1e999)):
+        (folder / "config.json").write_text(json.dumps(config | {name: value}))
+        with suppress(ValueError):
+            read_config(folder)
+
+
+def test_an_error_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"vocab_size": 0}))
+    with pytest.raises(ValueError, match=r"config.json: vocab_size must be a whole number of at least 1, got 0"):
+        read_config(tmp_path)

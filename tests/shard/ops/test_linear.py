@@ -1,0 +1,101 @@
+import os
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from shard.ops.linear import PackedLinear, PlainLinear, can_pack, make_linear, packs
+
+MOST_ROWS = 300
+DTYPES = [pytest.param(dtype, marks=pytest.mark.skipif(not can_pack(dtype), reason="not packed on this processor"))
+          for dtype in (torch.float32, torch.bfloat16)]
+CPU = torch.device("cpu")
+OLDER = """
+import torch
+from shard.ops.linear import make_linear
+torch.manual_seed(0)
+linear, rows = make_linear(torch.randn(1024, 896)), torch.randn(600, 896)
+pairs = torch.cat([linear(rows[place:place + 2]) for place in range(0, 600, 2)])
+assert all(torch.equal(linear(rows[:count]), pairs[:count]) for count in (32, 300, 400, 600))
+"""
+
+row_counts = st.integers(2, MOST_ROWS)
+widths = st.sampled_from([1, 7, 33, 64, 171, 500])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(num_rows=row_counts, place=st.integers(0, MOST_ROWS), shape=st.tuples(widths, widths), bias=st.booleans())
+@settings(max_examples=60)
+def test_a_row_has_the_same_bits_in_any_company(
+        dtype: torch.dtype, num_rows: int, place: int, shape: tuple[int, int], bias: bool) -> None:
+    torch.manual_seed(num_rows)
+    outputs, inputs = shape
+    linear = make_linear(torch.randn(outputs, inputs, dtype=dtype), torch.randn(outputs, dtype=dtype) if bias else None)
+    rows, row, place = torch.randn(num_rows, inputs, dtype=dtype), torch.randn(1, inputs, dtype=dtype), place % num_rows
+    rows[place] = row
+    assert torch.equal(linear(rows)[place], linear(row)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_have_the_same_bits_at_every_count(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    linear = make_linear(torch.randn(352, 224, dtype=dtype))
+    rows = torch.randn(MOST_ROWS, 224, dtype=dtype)
+    expected = linear(rows)
+    for count in range(1, MOST_ROWS):
+        assert torch.equal(linear(rows[-count:]), expected[-count:])
+
+
+@pytest.mark.parametrize("bias", [None, torch.arange(24.0)])
+@pytest.mark.parametrize("num_rows", [1, 2, 50])
+def test_a_product_is_what_torch_says(num_rows: int, bias: torch.Tensor | None) -> None:
+    weight, rows = torch.randn(24, 64), torch.randn(num_rows, 64)
+    torch.testing.assert_close(make_linear(weight, bias)(rows), functional.linear(rows, weight, bias))
+
+
+def test_a_packed_weight_is_let_go() -> None:
+    weight = torch.randn(24, 64)
+    trace = weakref.ref(weight)
+    linear = PackedLinear(weight, None)
+    del weight
+    assert trace() is None
+    assert len(linear(torch.ones(2, 64))) == 2
+
+
+def test_what_cannot_be_packed_is_multiplied_as_it_is() -> None:
+    assert not can_pack(torch.float64)
+    linear = make_linear(torch.eye(3, dtype=torch.float64))
+    assert isinstance(linear, PlainLinear)
+    assert linear(torch.ones(1, 3, dtype=torch.float64)).tolist() == [[1, 1, 1]]
+
+
+def test_nothing_is_packed_for_other_devices() -> None:
+    assert packs(torch.float32, CPU)
+    assert not packs(torch.float32, torch.device("meta"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("outputs", "inputs"), [(9728, 896), (4864, 896), (896, 4864), (2048, 2048)])
+def test_rows_of_wide_products_have_the_same_bits_in_any_company(
+        dtype: torch.dtype, outputs: int, inputs: int) -> None:
+    """On processors with AMX, bfloat16 matmuls of more than 32 rows had other bits."""
+    torch.manual_seed(0)
+    linear, rows = make_linear(torch.randn(outputs, inputs, dtype=dtype)), torch.randn(300, inputs, dtype=dtype)
+    expected = torch.cat([linear(row[None]) for row in rows])
+    for count in (2, 31, 32, 33, 48, 65, 128, 257, 300):
+        assert torch.equal(linear(rows[:count]), expected[:count])
+        assert torch.equal(linear(rows[-count:]), expected[-count:])
+
+
+@pytest.mark.slow
+def test_so_have_rows_of_large_products_without_newer_units() -> None:
+    """With AVX but no AVX2, every row of a float32 matmul had other bits from 384 rows on."""
+    subprocess.run([sys.executable, "-P", "-c", OLDER], check=True, env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX"})

@@ -1,0 +1,101 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+
+from shard.ops.norm import LayerNorm, RMSNorm, WideRMSNorm
+
+DTYPES = [torch.float32, torch.bfloat16]
+Norm = Callable[[Tensor, float], RMSNorm | LayerNorm]
+
+
+def with_bias(weight: Tensor, epsilon: float) -> LayerNorm:
+    return LayerNorm(weight, epsilon, weight.flip(-1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [RMSNorm, with_bias])
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(num_rows=st.integers(2, 300), place=st.integers(0, 300), shape=st.sampled_from([(1,), (37,), (64,), (5, 24)]),
+       seed=st.integers(0, 9))
+@settings(max_examples=40)
+def test_a_row_has_the_same_bits_in_any_company(make: Norm, dtype: torch.dtype, *, num_rows: int, place: int,
+                                                shape: tuple[int, ...], seed: int) -> None:
+    torch.manual_seed(seed)
+    norm = make(torch.rand(shape, dtype=dtype), 1e-6)
+    pair, place = torch.randn(2, *shape, dtype=dtype), place % (num_rows - 1)
+    rows = torch.randn(num_rows, *shape, dtype=dtype)
+    rows[place:place + 2] = pair
+    assert torch.equal(norm(rows)[place:place + 2], norm(pair))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [0.0, 0.001, 100.0])
+def test_it_is_transformers_norm(dtype: torch.dtype, size: float) -> None:
+    rows, oracle = torch.randn(20, 64, dtype=dtype) * size, LlamaRMSNorm(64, 1e-5).to(dtype)
+    oracle.weight.data.uniform_(0.5, 1.5)
+    torch.testing.assert_close(RMSNorm(oracle.weight.data, 1e-5)(rows), oracle(rows).detach())
+
+
+# -- LayerNorm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(num_rows=st.integers(2, 300), place=st.integers(0, 300), width=st.sampled_from([1, 7, 37, 64, 768, 4544]),
+       biased=st.booleans())
+@settings(max_examples=60)
+def test_a_row_with_a_mean_has_the_same_bits_in_any_company(
+        dtype: torch.dtype, num_rows: int, place: int, width: int, biased: bool) -> None:
+    torch.manual_seed(num_rows)
+    weight, bias = torch.randn(2, width, dtype=dtype)
+    norm = LayerNorm(weight, 1e-5, bias if biased else None)
+    row, place = 3 + torch.randn(1, width, dtype=dtype), place % num_rows
+    rows = torch.randn(num_rows, width, dtype=dtype)
+    rows[place] = row
+    assert torch.equal(norm(rows)[place], norm(row)[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [None, torch.randn(64)])
+def test_the_mean_goes_before_the_scale(dtype: torch.dtype, bias: Tensor | None) -> None:
+    rows, weight = 5 + torch.randn(20, 64, dtype=dtype), torch.rand(64, dtype=dtype)
+    bias = None if bias is None else bias.to(dtype)
+    expected = functional.layer_norm(rows, (64,), weight, bias, 1e-5)
+    torch.testing.assert_close(LayerNorm(weight, 1e-5, bias)(rows), expected)
+    centred = LayerNorm(torch.ones(64), 1e-5)(rows.float())
+    assert float(centred.mean(-1).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [0.0, 0.001, 100.0])
+def test_a_wide_one_rounds_after_its_weight(dtype: torch.dtype, size: float) -> None:
+    rows, weight = torch.randn(20, 64, dtype=dtype) * size, torch.rand(64, dtype=dtype)
+    for oracle, ours in ((GemmaRMSNorm(64, 1e-5), weight.float() + 1), (Olmo2RMSNorm(64, 1e-5), weight.float())):
+        oracle.weight.data = weight
+        torch.testing.assert_close(WideRMSNorm(ours, 1e-5)(rows), oracle(rows).detach())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(64,), (5, 24)], ids=str)
+def test_without_a_bias_it_is_coheres_norm(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    rows, oracle = 3 + torch.randn(20, *shape, dtype=dtype), CohereLayerNorm(shape, 1e-5).to(dtype)
+    oracle.weight.data.uniform_(0.5, 1.5)
+    torch.testing.assert_close(LayerNorm(oracle.weight.data, 1e-5)(rows), oracle(rows).detach())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_with_a_bias_it_is_torchs_norm(dtype: torch.dtype) -> None:
+    rows, oracle = 3 + torch.randn(20, 64, dtype=dtype), nn.LayerNorm(64, 1e-5).to(dtype)
+    oracle.weight.data.uniform_(0.5, 1.5)
+    oracle.bias.data.normal_()
+    ours = LayerNorm(oracle.weight.data, 1e-5, oracle.bias.data)
+    torch.testing.assert_close(ours(rows), oracle(rows).detach())

@@ -1,0 +1,33 @@
+"""`weft` with a scripted failure: a step of the real model raises if a prompt in it has a certain token.
+
+    python -P poisoned.py TOKEN serve MODEL ...
+
+The launcher starts its shards with this same file; everything else is as in `weft`.
+"""
+
+import sys
+from typing import Any
+
+from launcher import cli
+from launcher.supervisor import plan
+from shard.rpc import server
+from shard.runner import runner
+
+TOKEN = int(sys.argv.pop(1))
+start_module, run_step = plan.python_module, runner.Runner.run
+
+
+def program(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", __file__, str(TOKEN)) if name == "shard.rpc.server" else start_module(name)
+
+
+def run(self: runner.Runner, step: Any, *more: Any) -> Any:
+    if any(TOKEN in sequence.tokens[:sequence.num_prompt_tokens] for sequence in step.sequences):
+        raise RuntimeError("poison")
+    return run_step(self, step, *more)
+
+
+if __name__ == "__main__":
+    plan.python_module = program
+    runner.Runner.run = run  # type: ignore[method-assign]  # the one thing that is poisoned
+    (cli if sys.argv[1] == "serve" else server).main()
