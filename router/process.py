@@ -1,10 +1,10 @@
 """Start parameters of a router process: one JSON object, and secrets beside it.
 
 The object holds `config` (the fields of RouterConfig), `shards` (their addresses, by rank), for a real model its name
-(`model`) and the folder of its files (`folder`), the folder for recordings (`record_folder`), the files into which the
-shards write their startup progress (`progress`), the command of the adapter store (`store`), settings of logging
-(`logs`) and tracing (`traces`), and three file descriptors that the process may have inherited: `listen_fd`, a bound
-socket; `ready_fd` and `parent_fd`, the pipes of parent.py.
+(`model`) and the folder of its files (`folder`), a note about the model for users (`notice`), the folder for recordings
+(`record_folder`), the files into which the shards write their startup progress (`progress`), the command of the adapter
+store (`store`), settings of logging (`logs`) and tracing (`traces`), and three file descriptors that the process may
+have inherited: `listen_fd`, a bound socket; `ready_fd` and `parent_fd`, the pipes of parent.py.
 """
 
 import json

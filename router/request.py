@@ -96,7 +96,7 @@ class Request:
     block_hashes: tuple[bytes, ...] = ()
     adapter: Resource | None = None
     grammar: Resource | None = None
-    adapter_name: str = ""  # for metrics; empty for a private adapter
+    adapter_name: str = ""  # for metrics and accounts; empty for a private adapter, or none
     wish: Wish = Wish.TEXT
     max_length: int = field(init=False)  # tokens of the prompt and max_new_tokens
 

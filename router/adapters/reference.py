@@ -57,7 +57,7 @@ class Borrowed:
     digest: str
     name: str
     source: str
-    is_private: bool = field(default=False, compare=False)  # its name must not appear in metrics
+    is_private: bool = field(default=False, compare=False)  # other clients must not see its name, also not in metrics
 
 
 def version_of(answer: Mapping[str, Any]) -> Version:

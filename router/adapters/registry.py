@@ -125,7 +125,10 @@ class Adapters:
         return borrowed
 
     def forget(self, wanted: Named) -> bool:
-        """Drop a name's version and aliases; return whether it had a version. Running requests keep theirs."""
+        """Drop a name's version; return whether it had one. Running requests keep theirs.
+
+        Aliases are dropped as well, except those of an adapter from the server's settings.
+        """
         named = self.checked(wanted)
         if named not in self._ours:
             self._aliases = {alias: known for alias, known in self._aliases.items() if known != named}
@@ -218,7 +221,10 @@ class Adapters:
         return Borrowed(resource, version.digest, named.name, named.source or "", is_private)
 
     async def _fetched(self, named: Named, token: str, *, fresh: bool = False) -> Entry:
-        """Fetch a version in a task that all callers with the same key share and no caller's cancellation ends."""
+        """Fetch a version in a task that callers with the same name and token share; `fresh` always starts a new one.
+
+        The cancellation of a caller does not cancel the task. Raises Overloaded if too many fetches are under way.
+        """
         key = (named, token)
         if key not in self._fetching or fresh:
             if len(self._fetching) >= self._config.max_concurrent_requests:

@@ -119,7 +119,7 @@ class Chat:
 
 @contextmanager
 def on_the_way_to(url: str) -> Iterator[None]:
-    """Turn connection errors of the block into Failed with a readable message."""
+    """Turn errors of the connection, and answers that are not JSON, into Failed with a readable message."""
     try:
         yield
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:

@@ -89,7 +89,7 @@ class Clients:
     # -- from the shards and the core
 
     def read(self, answer: Answer) -> dict[int, int]:
-        """Detokenise an answer. Returns how many tokens count of each sequence that reached a stop string."""
+        """Detokenise an answer. Returns, for each sequence that reached a stop string, how many of its tokens count."""
         for logprobs in answer.prompt_logprobs:
             if (delivery := self._deliveries.get(logprobs.sequence)) is not None:
                 delivery.deliver_prompt(logprobs)

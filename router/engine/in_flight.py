@@ -58,7 +58,7 @@ class Awaited:
         self._sent.popleft()
 
     async def settle(self) -> None:
-        """Wait for all answers, then drop them: messages of the old epoch must not be overtaken by the next one."""
+        """Wait for all answers, then drop the plans: no message of the next epoch may overtake one of this epoch."""
         if self._sent:
             await asyncio.wait([sent.answer for sent in self._sent])
         self.forget()

@@ -47,7 +47,10 @@ class PromptEvent:
 
 @dataclass(slots=True)
 class FinishedEvent:
-    """End of a text. Put right after the last token, so that both are taken at once; a timeout has no last token."""
+    """End of a text. Put right after the last token, so that both are taken at once.
+
+    A sequence whose time runs out while it waits ends without another token.
+    """
 
     reason: FinishReason
     text: str  # whole visible text: without special tokens, up to and including a stop string

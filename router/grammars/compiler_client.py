@@ -1,7 +1,7 @@
-"""Compiler of grammars off the event loop, in a process that is killed if a grammar takes too much time or memory.
+"""Compiler of grammars off the event loop, in a process that limits the time and memory that a grammar may take.
 
-The process is started with the first grammar, and restarted after it was killed. Results are cached, including
-rejections.
+The process is started with the first grammar, and restarted after it was killed for taking too long or has died.
+Results are cached, including rejections.
 """
 
 import asyncio

@@ -68,7 +68,7 @@ def create_app(engine: Engine, validator: Validator, config: RouterConfig, keys:
 
 
 def dialects(house: House) -> list[web.RouteDef]:
-    """Return the routes of all dialects. A route of several dialects belongs to the first (see `first_of_each`)."""
+    """Return the routes of the enabled dialects. A route of several belongs to the first (see `first_of_each`)."""
     tgi, chats, completions = Tgi(house), OpenAi(house), Completions(house)
     study = Inference(house).routes() if house.config.dialect == "batching" else []
     routes = [*study, *tgi.routes(), *chats.routes(), *completions.routes()]

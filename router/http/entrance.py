@@ -1,6 +1,6 @@
 """Listening socket of the server, and the stand-in on it while the main application is not ready or shuts down.
 
-The stand-in answers probes and rejects all other requests with 503.
+The stand-in answers probes, and `/metrics` during shutdown, and rejects all other requests with 503.
 """
 
 import socket

@@ -1,6 +1,6 @@
 """Classes of the scheduler and the fields of their objects, found by inspection so that they are never out of date.
 
-The `__dict__` of an object is never accessed: from then on Python 3.11 and 3.12 keep the object's fields in a
+The `__dict__` of an object is never accessed: after the first access Python 3.11 and 3.12 keep the object's fields in a
 dictionary, which makes the scheduler a tenth slower.
 """
 
@@ -16,7 +16,7 @@ ABSENT = object()
 
 
 def modules_under(root: ModuleType) -> list[ModuleType]:
-    """Return the root and every module of its package that it uses, directly or indirectly."""
+    """Return the root and every module of its package that it takes classes or functions from, even indirectly."""
     package = root.__name__.partition(".")[0] + "."
     found, waiting = {root.__name__: root}, [root]
     while waiting:
@@ -41,8 +41,8 @@ def fields_of(thing: Any) -> dict[str, Any]:
 def names_of(kind: type) -> tuple[str, ...]:
     """Return the names of all fields that an object of this class may have.
 
-    These are its slots, or else all names in the byte code of its methods that are no attributes of the class. Names of
-    other objects' fields are among them and do no harm.
+    These are its slots. If its objects have a `__dict__`, dataclass fields are added, and all names in the byte code of
+    its methods that are no attributes of the class; names of other objects' fields are among them and do no harm.
     """
     slots = tuple(name for base in reversed(kind.__mro__) for name in vars(base).get("__slots__", ())
                   if name != "__weakref__")
@@ -64,6 +64,6 @@ def spoken_of(kind: type) -> Iterator[str]:
 
 
 def is_value(kind: type) -> bool:
-    """Whether equal objects of this class are interchangeable: it is a frozen dataclass that compares by value."""
+    """Return whether equal objects of this class are interchangeable: it is a frozen dataclass compared by value."""
     parameters = getattr(kind, "__dataclass_params__", None)
     return parameters is not None and bool(parameters.frozen and parameters.eq)

@@ -1,8 +1,8 @@
 """Scheduler as JSON and back: a table of all objects that it consists of, which refer to each other by index.
 
-Reading creates objects of the scheduler's own classes only, sets their fields and calls none of their code. Two classes
-are special: a `Request` is written redacted (`bare.py`), and of a `Sequence` the number of generated tokens is written
-instead of the tokens.
+Reading creates built-in values and objects of the scheduler's own classes only, and sets their fields without calling
+their code. Two classes are special: a `Request` is written redacted and rebuilt by its constructor (`bare.py`), and of
+a `Sequence` the number of generated tokens is written instead of the tokens.
 """
 
 from collections import OrderedDict, deque
@@ -157,7 +157,10 @@ def to_json(core: Scheduler) -> list[Any]:
 
 
 def from_json(table: list[Any], hasher: Hasher) -> Scheduler:
-    """Rebuild a scheduler. Raises KeyError, TypeError or ValueError for a table that does not fit this version."""
+    """Rebuild a scheduler from a table.
+
+    A table that does not fit this version raises KeyError, IndexError, TypeError, ValueError or AttributeError.
+    """
     core = Reader(table, hasher).thing(0)
     if not isinstance(core, Scheduler):
         raise TypeError("the first object is no scheduler")

@@ -16,7 +16,8 @@ Outcome = tuple[Any, ...]
 def of_plan(plan: Plan) -> Outcome:
     """Return a plan's order, its digest, and three numbers for readers: decoding and entering sequences, prompt tokens.
 
-    The digest covers everything but the predicted seconds, which are no decision.
+    The digest covers all decisions: order, members, which of them yield tokens, and the messages by sequence numbers,
+    blocks and lengths. It leaves out the epoch, the tokens and the predicted seconds, which are no decisions.
     """
     silent = len(plan.members) - len(plan.expects)  # members that yield no token: unfinished prompts
     figures = dumps((plan.order, plan.members, plan.expects if silent else (), [*map(_figures, plan.messages)]), LAYOUT)

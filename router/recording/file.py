@@ -1,8 +1,9 @@
 """Recording as a file: JSON lines, the first of which holds the settings, the model's facts and the version of weft.
 
-Each segment begins with a line that holds the whole scheduler (`core`), followed by a line for every call: `at`, its
-time, `call`, the method, `given`, the arguments, `outcome`, the result, and `names`, the block hashes computed during
-the call. Empty values are left out, and a line with only a time is a call of `plan` that returned None.
+Each segment begins with a line that holds the time (`at`) and the whole scheduler (`core`). A line for every call
+follows: `at` (its time), `call` (the method), `given` (the arguments), `outcome` (the decision, see `decision.py`) and
+`names` (the block hashes computed during the call). Empty values are left out, and a line with only a time is a call of
+`plan` that returned None.
 """
 
 import json

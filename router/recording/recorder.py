@@ -1,8 +1,8 @@
 """Scheduler that records its calls and its decisions of the last minutes, in memory.
 
-Recorded is what scheduling depends on: times, lengths, block hashes, which sequences ended; no token and no text.
-Segments of half a minute or more follow each other, each with a snapshot of the whole scheduler at its beginning, so
-that a recording can be replayed from the oldest segment that is kept.
+It records what scheduling depends on: times, lengths, block hashes, which sequences ended; no token and no text.
+Segments of half a minute or more (less if they reach MOST_EVENTS) follow each other, each with a snapshot of the whole
+scheduler at its beginning, so that a recording can be replayed from the oldest segment that is kept.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ from router.scheduler.plan import Answer, ModelFacts, Move, Plan
 from router.scheduler.scheduler import Scheduler
 from router.scheduler.settings import Policy
 
-SEGMENT_SECONDS, SEGMENT_SHARE = 30.0, 0.1  # length of a segment, and as a share of what is kept if that is longer
+SEGMENT_SECONDS, SEGMENT_SHARE = 30.0, 0.1  # a segment lasts so many seconds or this share of all kept, if longer
 MOST_EVENTS = 20_000  # in a segment, which ends earlier if need be
 MOST_SEGMENTS = 16  # kept, however short they are
 
@@ -88,7 +88,7 @@ def plain_hasher() -> object:
 
 
 class Recorder(Scheduler):
-    """Scheduler whose public methods record their arguments and outcomes."""
+    """Scheduler that records the arguments and outcome of every call that can change its state."""
 
     def __init__(self, policy: Policy, facts: ModelFacts, seconds: float, now: float) -> None:
         """Keep at least the last `seconds`, or fewer if there are too many events."""
@@ -215,8 +215,8 @@ def new_core(policy: Policy, facts: ModelFacts, seconds: float, now: float) -> S
 def rare(answer: Answer, stopped: Mapping[int, int], events: list[Event]) -> tuple[Any, ...]:
     """Return how an answer differs from the usual one, a token for each sequence, none of which ends.
 
-    That is: rows of another length, for each sequence that ended the index of its end token, tokens up to a stop
-    string, and failures.
+    The parts are: lengths of rows that do not have one token, the index of the end token of each sequence that one
+    ended, tokens up to a stop string, and failures.
     """
     counts = next((event.counts for event in events if isinstance(event, Produced)), {})
     ended = [(event.sequence, counts[event.sequence] - 1) for event in events

@@ -1,8 +1,8 @@
 """Fast snapshot of the whole scheduler: pickled bytes that are kept in memory and never written to a file.
 
-A snapshot holds every field of every reachable object, so that a new field cannot be forgotten. Only the tokens of
-prompts and outputs are left out; their number is kept. `graph.py` makes JSON of a restored scheduler. Only snapshots of
-this process are unpickled, never data from a file.
+A snapshot holds every field of every reachable object, so that a new field cannot be forgotten. There are two
+exceptions: requests are redacted (`bare.py`), and of generated tokens only the number is kept. `graph.py` makes JSON of
+a restored scheduler. Only snapshots of this process are unpickled, never data from a file.
 """
 
 import copyreg
@@ -109,7 +109,7 @@ def take(core: Scheduler) -> Snapshot:
 
 
 def restore(snapshot: Snapshot) -> Scheduler:
-    """Return an independent scheduler, equal to the one in the snapshot except for tokens."""
+    """Return an independent scheduler, equal to the one in the snapshot except for redacted requests and tokens."""
     core = Unpickler(snapshot).load()
     assert isinstance(core, Scheduler)
     return core

@@ -25,7 +25,7 @@ class Batch:
         self._rows[sequence.number] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove the sequence; the shards remove it with the next message sent."""
+        """Remove the sequence here; the shards remove it by the Filter that is owed from now on (`owed_filter`)."""
         del self._rows[sequence.number]
         self._filter_owed = True
 

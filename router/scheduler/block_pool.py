@@ -22,7 +22,7 @@ class Blocks:
         # Published and not held, least recently used first. Not a dict: finding its first entry takes time
         # proportional to the entries deleted before it.
         self._kept = OrderedDict[int, None]()
-        self._reserved: dict[bytes, int] = {}  # names of blocks being computed
+        self._reserved: dict[bytes, int] = {}  # names that are being computed, and the block that will have each
 
     @property
     def num_free(self) -> int:
@@ -72,7 +72,7 @@ class Blocks:
                     self._free.append(block)
 
     def num_freed(self, leaving: Iterable[Sequence[int]]) -> int:
-        """Return how many blocks would be free if all these holders freed theirs."""
+        """Return how many blocks would become free if all these holders freed theirs."""
         given = Counter(block for blocks in leaving for block in blocks)
         return sum(self._holders[block] == times for block, times in given.items())
 
@@ -104,7 +104,7 @@ class Blocks:
         return found
 
     def publish(self, blocks: Iterable[int], names: Iterable[bytes]) -> None:
-        """Publish full blocks, so that `find` returns them. The first block of a name is used."""
+        """Publish full blocks, so that `find` returns them. A name that is published already keeps its block."""
         for block, name in zip(blocks, names, strict=True):
             if self._reserved.get(name) == block:
                 del self._reserved[name]
@@ -112,7 +112,7 @@ class Blocks:
                 self._names[block] = name
 
     def reserve(self, block: int, name: bytes) -> None:
-        """Reserve a name for a block that is being computed. The first block of a name is used."""
+        """Reserve a name for a block that is being computed, unless the name is published or reserved already."""
         if name not in self._published:
             self._reserved.setdefault(name, block)
 

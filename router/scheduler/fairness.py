@@ -41,7 +41,8 @@ class Shares:
     def charge_prompt(self, sequence: Sequence, length: int) -> None:
         """Charge the tenant for the prompt tokens among the last `length` tokens sent to be computed.
 
-        Each prompt token is charged once: the tenant does not pay for recomputation after a preemption or a loss.
+        Each prompt token is charged at most once: the tenant does not pay for recomputation after a preemption or a
+        loss, and nothing is charged while no other tenant has unfinished sequences.
         """
         end = min(sequence.computed, len(sequence.request.prompt))
         fresh = end - max(sequence.computed - length, sequence.paid)

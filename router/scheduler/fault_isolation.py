@@ -85,7 +85,11 @@ class Trials:
         return []
 
     def _suspect(self, members: Iterable[Sequence]) -> list[tuple[Sequence, str]]:
-        """Count a death of the shards' processes for each of these sequences; isolate or fail those with several."""
+        """Count a death of the shards' processes for each of these sequences.
+
+        Those with DEATHS_BEFORE_TRIAL are isolated, each in a set of its own; those with DEATHS_BEFORE_FAILURE or more
+        are returned with the reason.
+        """
         members = list(members)
         for sequence in members:
             sequence.num_deaths += 1

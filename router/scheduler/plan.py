@@ -22,7 +22,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Facts about the model and the shards, as the shards report them: the router uses no other source."""
+    """Facts about the model and the shards, as the shards report them. The router takes them from nowhere else."""
 
     model: str
     device: str

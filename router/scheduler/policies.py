@@ -218,7 +218,7 @@ class Pause(Steps):
         self._run_prompts(draft, self._joining, lambda left: self._fits_whole(left, whole))
 
     def _fits_whole(self, left: int, whole: int) -> bool:
-        """Return whether the next prompt fits uncut or is the step's first: only the first may be cut."""
+        """Return whether the next prompt fits uncut, or is the step's first, which is cut if it exceeds the budget."""
         newcomer = self.house.next_newcomer()
         if newcomer is None:
             return False

@@ -24,7 +24,7 @@ class Embeds:
         """Return a pooling step; None if the next step generates text."""
         wish = self.house.next_wish()
         if wish is Wish.TEXT and not self.house.num_embeds():
-            self._share.planned(left_out=False)  # no text waits any more: the earned seconds expire
+            self._share.planned(left_out=False)  # no pooling request waits any more: the earned seconds expire
         is_theirs = wish is not Wish.TEXT and not (self._was_last and len(self.house.running))
         draft = self._draft(wish) if is_theirs else None
         self._was_last = draft is not None
@@ -48,7 +48,10 @@ class Embeds:
         draft.chunks.append((text, text.length))
 
     def _budget(self) -> Budget:
-        """Return the budget of a pooling step. Its constant cost counts as added too: all of it delays the decodes."""
+        """Return the budget of a pooling step.
+
+        The constant cost of the step counts as added time too, since the whole step delays the decodes.
+        """
         policy, costs = self.house.policy, self.house.costs
         decodes = load_of_decodes([sequence for sequence in self.house.running if sequence.is_ready])
         if not decodes.rows:

@@ -1,4 +1,4 @@
-"""Step policy without a KV cache: each step recomputes the prompt and all generated tokens of every running sequence.
+"""Step policy that does not reuse the KV cache: each new token recomputes the prompt and all tokens generated so far.
 
 A sequence that got a token leaves its batch with the next step and enters it again, one token longer, as a preempted
 one would; so shards need no code for this policy. The cost of a step grows with the total length of its sequences.
@@ -23,7 +23,7 @@ class Anew(Steps):
         return draft
 
     def _enter_again(self, again: list[Sequence], draft: Draft) -> None:
-        """Enter the sequences in order of rank; the first that does not fit with its new token and the rest wait."""
+        """Enter the sequences in order of rank, up to the first that does not fit with its new token; the rest wait."""
         assert draft.batch is not None
         running = self.house.running
         for place, sequence in enumerate(again):

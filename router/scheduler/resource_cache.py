@@ -1,9 +1,10 @@
 """Cache of adapters and grammars loaded on the shards: decides what to load and what to evict.
 
-Adapters are limited in number and in bytes; grammars always fit. Loads are FIFO by first demand. To make room,
-adapters that no request needs are evicted first (LRU), then those loaded longest whose cycle time is over: such an
-adapter takes no new requests and is unloaded when the last running one that uses it ends. A dropped resource is
-unloaded as soon as no request needs it, even if its room is not needed.
+Adapters are limited in number and in bytes; grammars always fit. Loads are FIFO by first demand (with several tenants,
+those of the tenant that has received least go first), so each awaited resource gets its turn. To make room, adapters
+that no request needs are evicted first (LRU), then those loaded longest whose cycle time is over: such an adapter takes
+no new requests and is unloaded when the last running one that uses it ends. A dropped resource is unloaded as soon as
+no request needs it, even if its room is not needed.
 """
 
 from collections import OrderedDict
@@ -106,7 +107,10 @@ class Residents:
             self._queue.wish(resource)
 
     def drop(self, resource: Resource) -> None:
-        """Unload the resource once no unfinished sequence needs it, unless it is one that `stays`."""
+        """Unload the resource once no unfinished sequence needs it, unless it is one that `stays`.
+
+        This takes back a `want`; a later `want`, or a new sequence that needs the resource, cancels it.
+        """
         self._queue.unwish(resource)
         if not resource.stays and (resource in self._residents or resource in self._users):
             self._dropped[resource] = None
@@ -149,7 +153,10 @@ class Residents:
                 self._dropped.pop(resource, None)
 
     def lost(self, now: float, *, everything: bool) -> None:
-        """Discard the loads and unloads in progress after a loss of the shards; with `everything`, all resources."""
+        """Forget the loads and unloads in progress after a loss of the shards; with `everything`, all resources.
+
+        `arrange` loads again what sequences need.
+        """
         for resident in [*self._residents.values()]:
             if everything or resident.presence in {Presence.COMING, Presence.LEAVING}:
                 self.gone(resident.resource, now)

@@ -1,7 +1,7 @@
 """Running batches and the cache blocks that they hold: entry, growth, preemption and removal of sequences.
 
-A sequence leaves its batch here first. The shards get a Filter with the next message (`owed_filters`), so before its
-blocks are used by any other sequence.
+A sequence leaves its batch here first. The Filter that tells the shards (`owed_filters`) is sent before or with the
+next step of a batch (pooling steps use no blocks), and so before any other sequence uses its blocks.
 """
 
 from collections import Counter
@@ -57,7 +57,10 @@ class Running:
         return self.blocks.places(max(len(sequence.request.prompt), sequence.request.max_length - 1 + spare))
 
     def has_room(self, sequence: Sequence) -> bool:
-        """Return whether a new sequence fits beside a reserve for the growth of running ones; none if nothing runs."""
+        """Return whether a new sequence fits.
+
+        A reserve of blocks must stay free for the growth of running sequences; without any, none is kept.
+        """
         if len(self) >= self.policy.max_batch_size:
             return False
         return self._missing_blocks(sequence, len(self)) <= 0 and self._can_all_end(sequence)
@@ -89,7 +92,7 @@ class Running:
                         sequence.computed)
 
     def pass_through(self, sequence: Sequence) -> Newcomer:
-        """Run a sequence in a single pooling step: it enters no batch and holds no blocks."""
+        """Return the sequence as a member of a pooling step, its only one: it enters no batch and holds no blocks."""
         sequence.state = State.ENDING
         return Newcomer(sequence.number, sequence.request, (), ())
 
@@ -133,7 +136,10 @@ class Running:
         return place < self._most_cached(sequence) and self.blocks.is_reserved(sequence.names[place])
 
     def _most_cached(self, sequence: Sequence) -> int:
-        """Return how many cached blocks the sequence may use: none if it wants prompt logprobs, which are computed."""
+        """Return how many cached blocks the sequence may use at most.
+
+        None with `recompute`, or if it wants the logprobs of its prompt: those need the whole prompt computed.
+        """
         most = min(len(sequence.names), (sequence.length - 1) // self.blocks.size)
         return 0 if sequence.request.prompt_logprobs or self.policy.recompute else most
 
@@ -146,7 +152,7 @@ class Running:
             sequence.num_published = end
 
     def _publish_generated(self, sequence: Sequence) -> None:
-        """Publish the blocks of generated tokens when the sequence leaves: no request matches them while it runs.
+        """Publish the blocks of generated tokens when the sequence leaves: before, no request is expected to need them.
 
         If the sequence got a token since its entry, all its tokens before the last one are in its blocks.
         """
@@ -223,7 +229,8 @@ class Running:
     def make_way(self, newcomer: Sequence) -> list[Sequence]:
         """Return the sequences to preempt so that a tenant below its share can run `newcomer`; none if that fails.
 
-        They are the last in rank of the tenants that run most per weight and still run no less afterwards.
+        They are the last in rank of the tenants that run most per weight, as long as each of these runs no less per
+        weight than the newcomer's tenant afterwards.
         """
         tenant, leaving = newcomer.request.tenant, list[Sequence]()
         if not self.has_less_than_its_share(tenant):
@@ -254,7 +261,7 @@ class Running:
         sequence.num_yields += 1
 
     def leave(self, sequence: Sequence, state: State) -> None:
-        """Remove the sequence from its batch and free its blocks; the next message removes it on the shards."""
+        """Remove the sequence from its batch and free its blocks; the batch's Filter removes it on the shards."""
         next(batch for batch in self.batches if sequence in batch).remove(sequence)
         sequence.state = state
         self.free(sequence)
@@ -275,7 +282,7 @@ class Running:
             self.free(sequence)
 
     def free(self, sequence: Sequence) -> None:
-        """Free the blocks that the sequence holds, if any; full ones are published."""
+        """Free the blocks that the sequence holds, if any. Full ones that others may share are published first."""
         self._publish_generated(sequence)
         for block, name in self._unpublished(sequence):
             self.blocks.release(block, name)

@@ -37,7 +37,7 @@ from router.scheduler.waiting_queue import Queue
 
 
 class Scheduler:
-    """Public interface of the core. Its methods return events or messages, and never wait."""
+    """Public interface of the scheduler. Inputs return events, `plan` and `moves` messages; no method blocks."""
 
     def __init__(self, policy: Policy, facts: ModelFacts, hasher: Hasher = block_hashes) -> None:
         self.policy = policy
@@ -170,7 +170,7 @@ class Scheduler:
         return []
 
     def drop(self, resource: Resource, now: float) -> list[Event]:  # noqa: ARG002
-        """Unload the resource as soon as no unfinished request needs it."""
+        """Unload the resource once no unfinished request needs it; a new request for it, or `want`, cancels this."""
         self._residents.drop(resource)
         return []
 
@@ -243,7 +243,7 @@ class Scheduler:
     # -- shards
 
     def shards_lost(self, now: float, loss: Loss) -> list[Event]:
-        """Return all sequences to the queue with their tokens, because the shards lost their state; fail the guilty."""
+        """Put all sequences back into the queue with their tokens: the shards lost their state. Fail the guilty."""
         steps = list(self._in_flight)
         self._epoch = None
         self._start_empty()
@@ -266,7 +266,7 @@ class Scheduler:
         return self._fail_misfits(list(self._queue), now)
 
     def _shrink(self) -> bool:
-        """Halve the prompt tokens per step, but keep room for one block of a prompt beside a full batch of decodes.
+        """Halve the token limit of steps, but keep room for one block of a prompt beside a full batch of decodes.
 
         Return whether the limit fell.
         """

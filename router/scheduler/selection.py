@@ -32,7 +32,7 @@ class Turns:
         self._trials = trials
         self._shares = shares
         self._groups = groups
-        self._told: Sequence | None = None  # the last sequence turned away; it waits as QUEUE once another is first
+        self._told: Sequence | None = None  # the last sequence turned away; its cause becomes QUEUE when another one is
 
     def start_empty(self, running: Running) -> None:
         self._running = running
@@ -67,7 +67,7 @@ class Turns:
         return self._cached_before(first, now) if wish is Wish.TEXT else first
 
     def below_its_share(self, now: float) -> list[Sequence]:
-        """Return the sequences to preempt so that a tenant below its share can start one; usually none."""
+        """Return the sequences to preempt so that a tenant below its share can start another one; usually none."""
         if not self._shares.several or self._trials or not len(self._queue):
             return []
         first = self._first(now, TEXTS)
@@ -156,5 +156,8 @@ class Turns:
 
 
 def is_coming_back(sequence: Sequence) -> bool:
-    """Return whether a preempted sequence will be queued again: later ones of its tenant do not start before it."""
+    """Return whether a sequence is preempted, not queued again yet, and not held.
+
+    Sequences of its tenant that are behind it in rank do not start before it.
+    """
     return sequence.state is State.YIELDING and not sequence.held

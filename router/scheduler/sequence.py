@@ -1,6 +1,7 @@
 """State of one request being served: tokens so far, blocks held, tokens sent to the shards for computation.
 
-The rules by which this state changes are in `running.py` and `scheduler.py`.
+The rules by which this state changes are in the modules that use it, mainly `running.py`, `under_way.py`,
+`answers.py`, `register.py` and `scheduler.py`.
 """
 
 from collections.abc import Sequence as Rows
@@ -40,7 +41,7 @@ class Sequence:
     # Number of its leading blocks that are published in the prefix cache, and the hashes of all blocks hashed so far.
     num_published: int = 0
     names: list[bytes] = field(init=False)
-    paid: int = 0  # prompt tokens that its tenant was charged for
+    paid: int = 0  # leading prompt tokens that its tenant is not charged for again
     num_yields: int = 0
     num_deaths: int = 0
     held: bool = False  # its client does not read; it may not run
@@ -66,7 +67,7 @@ class Sequence:
 
     @property
     def tokens_left(self) -> int:
-        """Number of tokens that may still be generated, after one for each step in flight."""
+        """Number of tokens that may still be generated, if each step in flight yields one."""
         return self.request.max_length - self.length - self.in_flight
 
     @property

@@ -21,7 +21,7 @@ class Policy:
     max_queue_requests: int | None = None
     max_queue_tokens: int | None = None
     max_queue_seconds: float | None = None
-    passed_over_seconds: float = 2.0  # age until which sequences with cached prompts may overtake the first one
+    passed_over_seconds: float = 2.0  # age of the first sequence up to which cached ones may overtake it
     max_batch_size: int = 256
     max_active_adapters: int = 1024
     adapter_cycle_seconds: float = 2.0  # how long an adapter stays in use while others wait for its slot
@@ -38,7 +38,7 @@ class Policy:
     static: bool = False
     static_window: float = 0.0
     static_equal_lengths: bool = False
-    recompute: bool = False  # every step computes all tokens of every sequence, as if there were no KV cache
+    recompute: bool = False  # each new token recomputes its whole sequence, as if there were no KV cache
 
     @classmethod
     def of(cls, config: RouterConfig, facts: ModelFacts) -> "Policy":

@@ -38,7 +38,7 @@ class Groups:
         return self._left > 0
 
     def arrange(self, waiting: Iterable[Sequence], now: float) -> None:
-        """Form the next group if the last one is over. Called before each step."""
+        """Form the next group if the last one is over. Called before each step and when a timer runs out."""
         self.wake_at = None
         if self._policy.static and not len(self._running):
             self._form([s for s in waiting if s.request.wish is Wish.TEXT and not s.held and s.lacks is None], now)

@@ -12,7 +12,7 @@ class Cause(StrEnum):
     BATCH = "batch"  # the batch is full (--max-batch-size)
     BLOCKS = "blocks"  # too few free blocks in the KV cache
     BUDGET = "budget"  # the step has no prompt tokens left (--max-batch-prefill-tokens, --max-decode-stall-ms)
-    PREFIX = "prefix"  # a running request is computing blocks that it shares
+    PREFIX = "prefix"  # a running request is computing the next block of the same prompt prefix
     ADAPTER = "adapter"  # not loaded yet
     GRAMMAR = "grammar"  # not compiled yet
     TRIAL = "trial"  # steps failed: suspects run first
@@ -55,7 +55,7 @@ class Story:
         return sum(cause is Cause.YIELDED for _, cause in self._turns)
 
     def turn(self, cause: Cause, now: float) -> None:
-        """Begin an interval with this cause, unless it is the current one."""
+        """Begin an interval with this cause, unless it is the current one or the timeline has ended."""
         last = self._turns[-1][1]
         if cause is last or self.ended is not None:
             return

@@ -1,9 +1,9 @@
 """Forecast of a request's wait in the queue, from the requests before it, those that run, and past observations.
 
 The known schedule is simulated: a running sequence ends after its expected number of steps and frees its row of the
-batch and its slots of the cache, and then the next one starts. Learned while serving are how much of `max_new_tokens`
-sequences really generate, how long steps take and how fast prompts are computed; the error that remains is learned from
-the requests that started. Limits of the wait are in admission.py.
+batch and its slots of the cache, and then the next one may start. Three things are learned while serving: the part of
+`max_new_tokens` that sequences really generate, the duration of steps and the speed of prompts. The error that remains
+is learned from the requests that started. Limits of the wait are in admission.py.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ BRIEF = 0.02  # seconds; nothing is learned from shorter waits
 
 
 class Forecast:
-    """Forecast of waits. A raw one (`plain`) is simulated; `corrected` and `at_worst` add the errors learned so far."""
+    """Forecast of waits. `plain` is the raw one; `corrected` and `at_worst` apply the errors learned so far to it."""
 
     def __init__(self, policy: Policy, num_places: int, costs: CostModel) -> None:
         """Predict step times by `costs` until steps were seen; the cache has `num_places` slots."""
@@ -40,7 +40,10 @@ class Forecast:
         self._spread = DOUBT  # mean absolute deviation from it
 
     def at_worst(self, plain: float) -> float:
-        """Return an upper bound of the wait: an unlucky forecast, and the request just misses a step."""
+        """Return the wait if the raw forecast errs unluckily (see UNLUCKY) and the request just misses a step.
+
+        About one wait in a hundred is longer. A raw forecast of 0 stays 0.
+        """
         return plain * exp(self._error + UNLUCKY * self._spread) + self._step_seconds if plain else 0.0
 
     def corrected(self, plain: float) -> float:
@@ -96,7 +99,7 @@ class Forecast:
     def step_took(self, seconds: float, chunk_tokens: int, *, crowded: bool) -> None:
         """Learn from the seconds between two answers.
 
-        The speed of prompts is learned from crowded steps only, which had more prompt tokens to compute than they took.
+        The speed of prompts is learned from crowded steps only, whose budget had no tokens for a new sequence.
         """
         self._latest = [*self._latest[2 - SURPRISES:], (self._step_seconds, self._prompt_seconds)]
         self._step_seconds += MEMORY * (seconds - self._step_seconds)

@@ -1,5 +1,4 @@
-"""Waiting sequences by tenant, in order of rank. Sequences are set aside while a resource that they need is not loaded.
-"""
+"""Waiting sequences by tenant, in order of rank. Those that need a resource which is not loaded are set aside."""
 
 from bisect import insort
 from collections.abc import Collection, Iterator
@@ -78,7 +77,7 @@ class Queue:
         return self._lines[tenant].demand if tenant in self._lines else Demand()
 
     def push(self, sequence: Sequence) -> None:
-        """Add a sequence. A preempted one keeps its arrival time, and with it a position near the front."""
+        """Add a sequence. One that returns keeps its arrival time, and with it a position near the front."""
         line = self._lines.setdefault(sequence.request.tenant.name, Line())
         self._put(sequence, line)
         line.demand.add(sequence, 1)
@@ -96,7 +95,7 @@ class Queue:
             del self._lines[tenant]
 
     def wish(self, resource: Resource) -> None:
-        """Load the resource even if no request waits for it any more, until it is loaded or `unwish` is called."""
+        """List the resource in `aside`, even if no sequence waits for it, until it is loaded or `unwish` is called."""
         self._wishes[resource] = None
         self.aside.setdefault(resource, [])
 

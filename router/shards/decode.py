@@ -1,4 +1,4 @@
-"""Decoding of embedding and classification answers, from columns to rows, with the same checks as other answers."""
+"""Decoding of embedding and classification answers, from columns to rows. Like all answers they are checked."""
 
 from collections.abc import Iterator
 from itertools import repeat

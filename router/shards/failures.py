@@ -21,7 +21,8 @@ REFUSALS = grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT
 BEGINNINGS = (pb.WarmupRequest, pb.ResetRequest)
 STEPS = (pb.PrefillRequest, pb.DecodeRequest, pb.EmbedRequest)
 IN_STEPS = Loss.STEP_ERROR, Loss.MEMORY
-SEVERITY = [Loss.DEFECT, *IN_STEPS, Loss.DEATH]  # DEFECT first: after a failure, later messages are only rejected
+# In ascending order. DEFECT is the least: after a failure, the later messages of its epoch are only rejected.
+SEVERITY = [Loss.DEFECT, *IN_STEPS, Loss.DEATH]
 
 
 class ShardsLost(Exception):

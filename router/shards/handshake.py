@@ -12,7 +12,7 @@ from router.shards.failures import ShardsLost
 from router.shards.shard_group import Shards
 
 CALL_TIMEOUT = 10.0  # seconds, for calls without a forward pass
-WARMUP_TIMEOUT = 3600.0  # seconds; a large model without a GPU takes many minutes, a hung one longer than this
+WARMUP_TIMEOUT = 3600.0  # seconds; a large model without a GPU takes many minutes, and after this one counts as hung
 
 
 @dataclass(frozen=True, slots=True)

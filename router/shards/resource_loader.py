@@ -75,7 +75,7 @@ class Resources:
         return (source for of, source in self._known if of == kind)
 
     def num_loads(self, source: str) -> int:
-        """Return how often the adapter of this source was loaded, of the last MOST_COUNTED adapters; else 0."""
+        """Return how often this source's adapter was loaded; 0 if it is not among the MOST_COUNTED loaded last."""
         return self._loads.get(source, 0)
 
     async def keep(self, resource: Resource) -> str:
@@ -153,7 +153,7 @@ class Resources:
             self._told.removed(resource)
 
     async def _unload(self, resource: Resource) -> None:
-        """Unload on all ranks. Ignores the errors of ranks that do not hold the resource."""
+        """Unload on all ranks. Errors are ignored: a rank that does not hold the resource returns one."""
         if self._epoch is not None:
             with suppress(ShardsLost):
                 await self._shards.unload(encode.unload_request(resource, self._epoch))

@@ -1,6 +1,7 @@
 """Group of all ranks of one model: sends the same bytes to every rank and returns rank 0's answer.
 
-Every failure is a `ShardsLost` with the kind of the loss.
+A failure is raised as `ShardsLost` with the kind of the loss, but a load or unload that fails while its shard is
+connected returns the reason.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Simulation of a trace: the real scheduler on a virtual clock, with shards that are nothing but a `Pace`.
 
-Requests arrive as in the trace and generate as many tokens as they did there; which of them wait and run, and how long
-that takes, is decided by the scheduler again. A simulation is deterministic: it uses no clock, I/O or randomness, and
-the seed chooses where the replay of the recorded noise begins.
+Requests arrive as in the trace and generate as many tokens as they did there. Which of them wait and run is decided
+again by the scheduler; how long steps take follows from the pace. A simulation is deterministic: it uses no clock, I/O
+or chance, and the seed chooses where the replay of the recorded noise begins.
 """
 
 import heapq

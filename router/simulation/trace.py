@@ -34,7 +34,7 @@ class Arrival:
     output_tokens: int
     leaves_after: float | None = None  # seconds
     is_known: bool = True  # False if the request was in the scheduler before the recording began
-    noticed_after: float = 0.0  # seconds until the next `plan`, in which the router took other requests or made text
+    noticed_after: float = 0.0  # seconds to the next `plan`; until then the router handled other requests or text
 
 
 @dataclass(slots=True)
@@ -207,7 +207,10 @@ class Listener(Audience):
         self._ended.add(number)
 
     def _guess_what_is_left(self) -> None:
-        """Set `output_tokens`: the number recorded, or the median of all requests if none was recorded."""
+        """Set `output_tokens`: the number recorded, or the median of the requests with tokens if none was recorded.
+
+        The median is limited by `max_new_tokens`. A request unfinished at the end keeps the number recorded until then.
+        """
         tokens = {number: self._figures.tokens_of(number) for number in self._arrivals}
         usual = median_low([count for count in tokens.values() if count] or [1])
         for number, arrival in self._arrivals.items():

@@ -25,7 +25,7 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "prefill_policy": ("mixed", "pause"),
 }
 ROUNDS, SHOWN = 2, 5
-WORSE = 10.0  # added to the score of settings under which more requests are rejected than under the present ones
+WORSE = 10.0  # added to the score of settings under which more requests are rejected than under the unchanged ones
 
 
 @dataclass(frozen=True, slots=True)

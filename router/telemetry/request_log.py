@@ -22,7 +22,7 @@ class Account:
     came: float
     story: Story
     num_generated: int = 0  # tokens delivered to the client's stream
-    finish_reason: FinishReason | None = None  # None while it runs, and if it failed or was cancelled
+    finish_reason: FinishReason | None = None  # of a generated text; None if unfinished, failed or cancelled
     adapter: str | None = None  # name of its adapter in metrics, empty for a private one; None without an adapter
     traceparent: str = ""  # parent of the spans that shards send for it; empty: shards send none
 

@@ -138,7 +138,7 @@ def asked(choices: Sequence[Choice]) -> dict[str, Value]:
 
 
 def answered(came: float, accounts: Sequence[Account], now: float) -> dict[str, Value]:
-    """Return the attributes of the result; numbers of tokens are summed over the request's sequences."""
+    """Return the attributes of the result; tokens and times of phases are summed over the request's sequences."""
     if not accounts:
         return {}
     about: dict[str, Value] = {

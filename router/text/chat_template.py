@@ -52,7 +52,7 @@ class ChatTemplate:
     def render(self, conversation: Conversation) -> str:
         """Return the prompt up to the beginning of the answer. Raises TemplateFailed.
 
-        If the last message is the assistant's, the prompt ends with that message, and the answer continues it.
+        If the last message is a partial answer (`is_begun`), the prompt ends with it, and the answer continues it.
         """
         prompt = self._prompt(self._with_tools_in_text(conversation))
         return prompt + self._opening if conversation.must_call else prompt

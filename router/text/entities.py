@@ -1,7 +1,7 @@
 """Entities of a classified text: groups of labelled tokens that name a person, a city, or whatever the labels mean.
 
-Same as the aggregation strategy "simple" of transformers' pipeline: adjacent tokens with the same label form one
-entity, and a label that begins with `B-` always begins a new one.
+Same as the aggregation strategy "simple" of transformers' pipeline: adjacent tokens whose labels are equal without a
+prefix `B-` or `I-` form one entity, and a label that begins with `B-` always begins a new one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

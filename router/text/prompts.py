@@ -1,6 +1,6 @@
 """Encoding of prompts (texts, conversations or token ids): tokens, length limits, and hashes of the cache blocks.
 
-Long prompts are tokenised in threads, off the event loop.
+Conversations and long prompts are encoded in threads, off the event loop.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ class Text:
     text: Given
     truncate: int | None
     max_new_tokens: int | None
-    namespace: bytes  # prompts with the same one share cached blocks; empty: with no other prompt
+    namespace: bytes  # prompts with the same one share cached blocks; empty: shared with no other prompt
     names: Names = TGI_NAMES
     wish: Wish = Wish.TEXT
 
@@ -150,7 +150,7 @@ class Prompts:
 
     async def encoded(self, text: str | Conversation, names: Names, render: Callable[[Encoded], T], *,
                       add_special_tokens: bool = True) -> T:
-        """Tokenise a prompt and return `render` of the result, in the same thread: it takes longer than tokenising."""
+        """Tokenise a prompt and return `render` of it, in the same thread: rendering takes longer than tokenising."""
         def work() -> T:
             return render(self._encode(text, names, add_special_tokens=add_special_tokens))
         return await self._aside(text, work)
@@ -178,7 +178,7 @@ class Prompts:
         return Encoded(text, encoding.ids, encoding.offsets)
 
     def _check_longest(self, num_tokens: int, names: Names) -> None:
-        """Check that the model accepts a prompt of this length for any kind of request. Raises InvalidRequest."""
+        """Check the length of a prompt alone, whatever is requested for it. Raises InvalidRequest."""
         if self._facts.generation:
             names.check_length(num_tokens, None, self.limits)
         else:

@@ -10,7 +10,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # A character has at most four bytes, so at most four tokens. More tokens that decode to no text will not become a
 # character.
 MAX_TOKENS_OF_A_CHARACTER = 4
-# Cached pairs of adjacent tokens: decoding costs ten times as much as a lookup.
+# Maximum number of cached pairs of adjacent tokens: decoding costs ten times as much as a lookup.
 MAX_PAIRS = 100_000
 
 
@@ -105,7 +105,10 @@ class Detokenizer:
 
     def __init__(self, decode: Callable[[list[int]], str], name: Callable[[int], str | None], special: frozenset[int],
                  widths: dict[int, int], pairs: dict[tuple[int, int], str]) -> None:
-        """`name` returns the vocabulary's entry for a token, or None. `widths` and `pairs` are caches shared by all."""
+        """`name` returns the vocabulary's entry for a token, or None.
+
+        `widths` and `pairs` are caches that all sequences of a tokenizer share.
+        """
         self._decode = decode
         self._name = name
         self._special = special

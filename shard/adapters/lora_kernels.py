@@ -56,9 +56,9 @@ def shrink(x, like, tables, work, number, rows, narrow, x_stride, num_inputs, ro
 @triton.jit(do_not_specialize=["room"])
 def expand(narrow, like, tables, work, number, rows, blocks, y, y_stride, room, num_splits, PARTS: tl.constexpr,
            BLOCK: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr, ENTRY: tl.constexpr):
-    """Expand to one block of columns. Grid: (programs, blocks). A block in `blocks` holds the part, its first column,
-    its number of columns, and the block's first column within it, all but the part multiples of EVEN. A matrix is
-    [size, columns]."""
+    """Expand to one block of columns. Grid: (programs, blocks). An entry of `blocks` holds a part, the part's first
+    column, its number of columns, and the block's first column within the part, all but the part multiples of EVEN. A
+    matrix is [size, columns]."""
     about = blocks + 4 * tl.program_id(1)
     part = tl.load(about)
     begun, width = tl.multiple_of(tl.load(about + 1), EVEN), tl.multiple_of(tl.load(about + 2), EVEN)

@@ -18,7 +18,10 @@ from shard.adapters.weight_slices import Part
 
 
 class Stack(NamedTuple):
-    """Matrices of one part for the adapters of one shelf; zeros in free slots and beyond an adapter's rank."""
+    """Matrices of one part for the adapters of one shelf; zeros beyond an adapter's rank.
+
+    In free slots, and in those of adapters that do not change the part, `down` is zero.
+    """
 
     down: Tensor  # [WIDTH, size, in]
     up: Tensor  # [WIDTH, size, out], transposed: few rows are multiplied up to twice as fast

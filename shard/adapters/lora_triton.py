@@ -23,7 +23,7 @@ PIECE = 64  # inputs per tl.dot
 BLOCK = 128  # outputs per expand program
 EVEN = 16  # usual divisor of column offsets and widths; lets the compiler vectorise loads
 MOST_ADAPTERS = 1024  # loaded at once
-PROGRAMS = 1024  # lower limit of programs in a launch whose number of entries is unknown
+PROGRAMS = 1024  # target number of programs in a launch whose number of entries is unknown
 
 
 class Slabs:

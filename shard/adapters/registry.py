@@ -91,7 +91,7 @@ class Wardrobe:
         return num_bytes
 
     def unload(self, number: int) -> None:
-        """Unload the adapter, which no step may use any more. Same threading rule as `load`."""
+        """Unload the adapter, which no step may use any more. Not called at the same time as `load`."""
         if (place := self._racks.find(number)) is not None:
             self._racks.free(number)
             for site in self.sites.linears + self.sites.heads:

@@ -1,6 +1,7 @@
 """Map from rows of the current forward pass to adapters. The runner sets it; LoRA layers read it.
 
-One instance per model, used only by the thread that runs the model.
+One instance per model. Rows are set and read only by the thread that runs the model. Loading an adapter, in another
+thread, changes only `others` and the racks.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -171,7 +172,7 @@ def laid_out(groups: list[list[int]]) -> tuple[list[int], dict[int, int]]:
     for group in groups:
         places.update(zip(group, range(len(rows), len(rows) + len(group)), strict=True))
         rows += group + group[:1] * (-len(group) % TILE)
-    if len(rows) == TILE:  # torch may compute a single tile with another kernel, so there are always two
+    if len(rows) == TILE:  # torch may compute a single tile with another kernel, so there are at least two
         rows += TILE * rows[:1]
     return rows, places
 

@@ -27,7 +27,7 @@ from shard.attention.variant import Variant
 TILE = 16
 PIECE = 64  # positions; gathered lengths change only at multiples of it
 LONG = 512  # gathered lengths above LONG // 2 are multiples of it
-GATHERED_BYTES = 2**21  # limit per call and thread, so that gathered data is still in the CPU's cache when it is read
+GATHERED_BYTES = 2**21  # for several decodes in one call, per thread: gathered data should still be in the CPU's cache
 
 
 def gathered_length(num_places: int) -> int:
@@ -267,7 +267,10 @@ def num_tiles(num_rows: int) -> int:
 
 
 def batched(ordered: list[Span], reach: Reach, most_places: int) -> Iterator[list[Span]]:
-    """Yield decodes that share a call: of one gathered length, and with at most `most_places` positions together."""
+    """Yield decodes that share a call: of one gathered length, and with at most `most_places` positions together.
+
+    A decode that is longer by itself has a call of its own.
+    """
     for length, same in groupby(ordered, reach.length):
         spans, most = list(same), max(1, most_places // length)
         yield from (spans[first:first + most] for first in range(0, len(spans), most))

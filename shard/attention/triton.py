@@ -25,7 +25,7 @@ SPLIT = 256  # positions
 FEWEST = 16  # smallest size of each axis of tl.dot
 WIDE = 128  # head_dim above which programs have half the rows
 WARPS, STAGES = 4, 2
-PROGRAMS = 1024  # programs of a launch that does not know its number of splits, over all KV heads
+PROGRAMS = 1024  # target over all KV heads, where a launch does not know its number of splits; never fewer than decodes
 MOST_BYTES = 2**28  # limit of the splits' results in captured steps, where the number of splits is not known
 ENTRY = 4  # integers per entry of `work` and `tiles`
 

@@ -1,7 +1,8 @@
 """Reader of a model's safetensors files, as one rank uses it: every slice is read directly into one new tensor.
 
-Only the rows that a slice needs are read. Numbers whose dtype, layout or device changes pass through a small staging
-buffer, so there are never two copies of them. The system's page cache keeps the files for other ranks and later starts.
+Only the rows that a slice needs are read. Columns, and numbers whose dtype or device changes, pass through a small
+staging buffer, so there are no two copies of them; only transposed tensors are copied as a whole. The system's page
+cache keeps the files for other ranks and later starts.
 """
 
 import logging
@@ -193,7 +194,7 @@ class Weights:
         return [name for name in left if not self._quantized.is_spare(self, name)]
 
     def _expand(self, name: str, shape: Shape, rows: range, columns: range | None, target: Tensor) -> bool:
-        """Fill `target` if the tensor is stored in quantised form; return whether it is."""
+        """Fill `target` if the tensor is stored in quantised form; return whether `target` was filled."""
         stored = self._stored.get(name)
         if len(shape) != MATRIX or (stored is not None and stored.dtype == target.dtype):
             return False

@@ -12,7 +12,7 @@ ROOM = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}  # i
 
 
 def add_up_in_one_order() -> None:
-    """Make sums deterministic. Call this before the first product: cuBLAS reads its settings once."""
+    """Keep cuBLAS from splitting sums. Call this before the first product: cuBLAS reads its settings once."""
     os.environ.update(ROOM)
     torch.backends.cuda.preferred_blas_library("cublaslt")
     matmul = torch.backends.cuda.matmul

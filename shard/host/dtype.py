@@ -39,7 +39,7 @@ class Memory(Protocol):
 
 
 def choose_dtype(asked: str, stored: torch.dtype, device: str, quickest: Callable[[], torch.dtype]) -> Precision:
-    """Choose the number type; `quickest` finds the faster one of this CPU and is called only if that matters."""
+    """Choose the number type; `quickest` finds the faster type on this CPU and is called only if that matters."""
     wanted = stored if asked == "auto" else DTYPES[asked]
     if device != "cpu" or wanted is torch.float32 or asked == "bfloat16":
         return Precision(wanted)
@@ -50,7 +50,8 @@ def choose_dtype(asked: str, stored: torch.dtype, device: str, quickest: Callabl
 
 
 def find_quickest(can_pack: Callable[[torch.dtype], bool], products: Callable[[torch.dtype], Product]) -> torch.dtype:
-    """Return the faster of two types on this CPU. bfloat16 must be packable; `products` makes a product to time."""
+    """Return the faster of bfloat16 and float32 on this CPU; float32 if bfloat16 cannot be packed. `products` makes a
+    product to time."""
     if not can_pack(torch.bfloat16):
         return torch.float32
     candidates = {dtype: products(dtype) for dtype in (torch.bfloat16, torch.float32)}

@@ -1,4 +1,4 @@
-"""File cache of measurements at start, keyed by hardware, library versions and model shape."""
+"""File cache of results of checks and measurements at start, keyed by hardware, library versions and their subject."""
 
 import hashlib
 import json

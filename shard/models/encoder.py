@@ -1,7 +1,7 @@
 """BERT-style text encoders: learned positions, post-norm attention and MLP, bidirectional attention.
 
-Models for token classification have a classifier that returns the probabilities of labels for each token. Written as
-for one device: tensor parallelism is in the linears.
+Models for token classification have a classifier, for the probabilities of labels of each token. Written as for one
+device: tensor parallelism is in the linears.
 """
 
 from collections.abc import Callable, Sequence

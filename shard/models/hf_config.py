@@ -57,7 +57,10 @@ def read_dtype(given: Given) -> torch.dtype:
 
 
 def read_windows(given: Given, num_layers: int, *, usual: bool) -> tuple[int, ...]:
-    """Return the window sizes by layer. Without `layer_types`, all layers have the window if `usual`, else none."""
+    """Return the window sizes by layer, none if no layer has a window.
+
+    Without `layer_types`, all layers have one if that is `usual` and `sliding_window` is set.
+    """
     kinds = given.get("layer_types") or (["sliding_attention" if usual else "full_attention"] * num_layers)
     for kind in kinds:
         given.one_of("layer_types", kind, ("full_attention", "sliding_attention"))

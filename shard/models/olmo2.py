@@ -22,7 +22,7 @@ from shard.ops.residual import Residual
 
 
 class WholeNorm:
-    """Two RMS norms at once: over a token's queries and over its keys, each on all ranks together."""
+    """Two RMS norms at once: over all queries and over all keys of a token, including those on other ranks."""
 
     def __init__(self, source: Source[ModelConfig], layer: int) -> None:
         config, name = source.config, f"{source.prefix}.layers.{layer}.self_attn"

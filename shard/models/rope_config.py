@@ -88,9 +88,10 @@ def growth(factor: float, scale: float) -> float:
 
 
 def reach(rotary: Rotary, positions: int) -> int:
-    """Return the maximum number of positions that the rotary embedding supports.
+    """Return the maximum number of positions for which the rotary embedding is fixed and meant.
 
-    `positions` is `max_position_embeddings`, which some files give before scaling; then the scaled length is returned.
+    `positions` is `max_position_embeddings`. With linear and yarn it may be the length before scaling, so the scaled
+    length counts.
     """
     if rotary.kind == "linear":
         return int(positions * rotary.factor)

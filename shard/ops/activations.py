@@ -1,4 +1,4 @@
-"""Linear followed by GELU. With exact or packed variants, a row's bits do not depend on other rows.
+"""Linear followed by GELU. With `exact_gelu` or a packed linear, GELU keeps a row's bits independent of other rows.
 
 torch's `gelu` does not guarantee that, for the reason given in `gated.py`. A packed linear has GELU fused into it.
 """

@@ -17,7 +17,7 @@ MOST_PER_WARP = 512  # elements of a row per warp of a norm
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float, *, wide: bool, delta: Tensor | None = None) -> Tensor:
-    """Return the RMS norm of `x: [..., width]`, to which `delta` is added in place first.
+    """Return the RMS norm of `x: [..., width]`. A `delta` of the same shape is added to `x` in place first.
 
     `wide`: round after multiplying by `weight: [width]`, not before.
     """

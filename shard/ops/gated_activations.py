@@ -1,4 +1,4 @@
-"""Gated linear, activation(x · gate) times x · up, in variants whose rows' bits do not depend on other rows.
+"""Gated linear: activation(x · gate) times x · up. Exact and packed variants keep a row's bits independent of others.
 
 torch's `silu` does not guarantee that: how it splits the elements into threads and vectors depends on the number of
 rows, and the ends of a split are computed by other instructions.

@@ -1,8 +1,9 @@
 """Linear with an int8 weight and one scale per output.
 
-The weight is dequantized into a buffer, tile by tile, and multiplied from there. A tile's codes are stored in the
-layout of a packed weight, so that filling the buffer is a mere dtype conversion, and the buffer is small enough to stay
-in the processor's cache. Every tile is multiplied like a packed weight, so a row's bits do not depend on other rows.
+The codes are converted to the compute dtype in a buffer, tile by tile, and multiplied from there; the outputs are
+scaled afterwards. On a CPU that packs weights, a tile's codes are stored in the layout of a packed weight, so that
+filling the buffer is a mere dtype conversion, and the buffer is small enough to stay in the processor's cache. Every
+tile is then multiplied like a packed weight, so a row's bits do not depend on other rows.
 """
 
 import ctypes
@@ -17,13 +18,13 @@ from torch.nn import functional
 from shard.ops.linear import exactly, pack, packs
 from shard.quantization.format import Coded
 
-TILE_BYTES = 4 * 2**20  # limit of a dequantized tile; twice as many were no faster, half as many up to 1.3 times slower
+TILE_BYTES = 4 * 2**20  # limit of a converted tile; twice as many were no faster, half as many up to 1.3 times slower
 DEVICE_TILE_BYTES = 2**28  # limit on a GPU, where a tile stays in no cache and every tile costs kernel launches
 ROUND_TO = 16
 
 
 class Buffer(Protocol):
-    """Buffer for one dequantized tile."""
+    """Buffer for one tile of codes, converted to the compute dtype."""
 
     def order(self, codes: Tensor) -> Tensor:
         """Return a copy of the codes, `[rows, columns]`, in the buffer's layout."""
@@ -110,7 +111,7 @@ class Buffers:
 
 
 class TiledLinear:
-    """Linear with an int8 weight. Results stay float32 until scale and bias are applied."""
+    """Linear with an int8 weight. Scale and bias are applied in float32."""
 
     def __init__(self, parts: Sequence[Coded], bias: Tensor | None, buffers: Buffers) -> None:
         """The outputs are those of all parts, one after the other."""

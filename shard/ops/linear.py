@@ -47,7 +47,7 @@ class Trial(NamedTuple):
 
 # With AVX but without AVX2, large float32 products use another kernel; with wide weights, from 267 rows on.
 FLOAT32_TRIAL = Trial(((1024, 896),), (33, 600))
-# An AMX tile holds 32 rows. With more rows a bfloat16 product is summed in another order.
+# With AMX 32 rows are multiplied at once. With more rows a bfloat16 product is summed in another order.
 TRIAL = Trial(((4864, 896), (2048, 2048)), (33, 48, 300))
 
 

@@ -179,8 +179,8 @@ def uneven_share(count: int, rank: int, size: int) -> range:
 
 
 def padded_share(count: int, rank: int, size: int) -> range:
-    """Return a rank's part of `count` items. All parts have one length; the last may be partly or wholly past the end.
-    """
+    """Return a rank's part of `count` items. All parts have one length; the last ones may be partly or wholly past the
+    end."""
     width = -(-count // size)
     return range(width * rank, width * (rank + 1))
 

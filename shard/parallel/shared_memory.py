@@ -108,7 +108,7 @@ class Exchange:
 
 
 def anonymous_file(size: int) -> int:
-    """Return a descriptor of unnamed memory, freed with its last descriptor, or of an unnamed file without memfd."""
+    """Return a descriptor of unnamed memory, freed with its last user; of an unnamed file if memfd is not allowed."""
     try:
         descriptor = os.memfd_create("weft-ranks", os.MFD_CLOEXEC)
     except (AttributeError, OSError):

@@ -2,7 +2,8 @@
 
 Whether a weight is quantised follows from the stored tensors: weights named in `ignore` are stored unquantised.
 weight_packed [out, in / n] and weight_zero_point [out / n, groups] in 32-bit words of n codes, weight_scale
-[out, groups], weight_g_idx [in]. Activations are not quantised.
+[out, groups], weight_g_idx [in]. Only weights are read; activations are not quantised, even if the checkpoint asks for
+it.
 """
 
 from dataclasses import dataclass

@@ -94,4 +94,4 @@ class Format(Protocol):
     def read(self, tensors: Tensors, wanted: Slice) -> Coded: ...
 
     def spare(self, tensors: Tensors, name: str) -> bool:
-        """Return whether this tensor may be left unread."""
+        """Return whether this tensor, which nothing has requested, may be left unread."""

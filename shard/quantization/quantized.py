@@ -1,6 +1,7 @@
 """Quantised weights of a model as one rank reads them, and the form in which they are kept.
 
-Weights with one scale per output are kept as int8; all other quantised weights are dequantised when they are read.
+Weights of linears whose codes fit into int8, with one scale per output, are kept as int8. All other quantised weights,
+such as eight-bit floats, are dequantised when they are read.
 """
 
 from collections.abc import Sequence

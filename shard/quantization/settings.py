@@ -1,4 +1,4 @@
-"""Checked readers of settings that several kinds of `quantization_config` share."""
+"""Readers of settings that several kinds of `quantization_config` share; invalid values raise ValueError."""
 
 from shard.json_config import Given
 

@@ -43,7 +43,7 @@ class Gate:
 
     def __init__(self, model: Model, config: ModelConfig, attention: Attention, cache: Callable[[int], Cache],
                  device: torch.device, *, look: Look = BRIEF) -> None:
-        """Create the gate. `model` needs one layer of each kind; `cache` allocates a cache of so many blocks for it."""
+        """Create the gate. `model` needs one layer of each kind; `cache` allocates its cache, of a number of blocks."""
         self._look = look
         self._model = model
         self._attention = attention

@@ -109,7 +109,8 @@ class Runner:
                 {sequence.id: FAILURES[token] for sequence, token, _ in rows if token < 0})
 
     def _without_number(self, prompts: dict[int, PromptPart]) -> set[int]:
-        """Return the sequences with a non-finite prompt logprob. Rank 0, which has the logprobs, broadcasts them."""
+        """Return the sequences with a non-finite prompt logprob. Only rank 0 has the logprobs; it broadcasts which
+        sequences these are, since all ranks must know."""
         if not prompts:
             return set()
         fine = [int(all(map(isfinite, part.logprobs))) for part in prompts.values()]

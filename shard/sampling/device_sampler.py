@@ -1,4 +1,4 @@
-"""Sampling inside a captured step, for sequences that need only the best token or a draw, perhaps from few candidates.
+"""Sampling inside a captured step, for sequences that need only the best token or a draw, with or without filters.
 
 The result has the same bits as that of `sampling.py` for the same logits, or a flag that `sampling.py` must decide.
 Nothing here waits for the device.

@@ -43,8 +43,8 @@ class Survivors:
         self.total = torch.where(asked, self.reached[:, -1], self.total)
 
     def draw(self, uniforms: Tensor) -> Tensor:  # [rows] ranks
-        """Return the first rank at which the running sum exceeds this share of the total. If rounding leaves the
-        chances of a whole vocabulary below 1, the best token gets the rest."""
+        """Return the first rank at which the running sum exceeds this share of the total. If rounding leaves the sum
+        of a whole vocabulary's chances below 1, the best token gets the rest."""
         ranks = (self.reached <= (uniforms * self.total)[:, None]).sum(-1)
         beyond = ranks == len(self.ranks)
         self.decided &= self.complete | ~beyond
@@ -62,7 +62,7 @@ def top_p(rows: Survivors, share: Tensor) -> None:
 
 
 def typical_p(rows: Survivors, share: Tensor) -> None:
-    """Keep the fewest candidates that have the share together, beginning with information nearest to the entropy."""
+    """Keep the fewest candidates that have the share together, those with information nearest to the entropy first."""
     chances = rows.chances / rows.total[:, None]
     entropy = running(torch.special.entr(chances))[:, -1:]
     order = (-chances.log() - entropy).abs().sort(dim=-1, stable=True).indices

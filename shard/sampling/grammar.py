@@ -41,7 +41,8 @@ class Table:
         self.compiled = LLTokenizer(self)  # type: ignore[arg-type]  # wants a class of its own, takes any like it
 
     def __call__(self, text: str) -> list[int]:
-        """Tokenize forced text as the model's tokenizer does, unless that yields another text, with a leading blank."""
+        """Tokenize forced text as the model's tokenizer does, unless its tokens are beyond the vocabulary or yield
+        another text, such as one with a leading blank."""
         tokens = self._tokenizer.tokenize_str(text)
         if max(tokens, default=0) < self.eos_token_id and self._tokenizer.decode_bytes(tokens) == text.encode():
             return tokens

@@ -1,4 +1,4 @@
-"""Choice of a token among candidates, with its logprob and the best alternatives.
+"""Choice of a token among candidates, with its logprob and the best candidates.
 
 `pick` can be captured with a step: then it never waits for the device of the candidates.
 """

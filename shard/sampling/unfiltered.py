@@ -13,7 +13,7 @@ from shard.sampling.filters import running
 
 
 def open_draw(few: Candidates, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tokens [rows], and the rows [rows] whose token `behind` must draw instead."""
+    """Return the tokens [rows], and a mask [rows] of those that `behind` must draw instead."""
     reached = running(sure_chances(few))
     ranks = (reached <= uniforms[:, None]).sum(-1)
     is_behind = ranks == reached.shape[-1]
@@ -34,7 +34,7 @@ def behind(few: Candidates, uniforms: Tensor) -> Tensor:  # [rows] tokens
     block, before, is_short = place_of(sums, share)
     inside = blocks.gather(1, block[:, None, None].expand(-1, 1, BLOCK))[:, 0].double()
     place, _, _ = place_of(inside, share - before)
-    # If rounding leaves all chances below 1, the best token gets the rest, not the likeliest one behind it.
+    # If rounding leaves the sum of all chances below 1, the best token gets the rest, not the likeliest one behind it.
     is_nobodys = (few.sure[:, 0] & is_short) | (inside.gather(-1, place[:, None])[:, 0] == 0)
     return torch.where(is_nobodys, few.ids[:, 0], block * BLOCK + place)
 

@@ -66,7 +66,7 @@ class Ledger:
             raise Malformed("a Load names a kind and an id other than 0")
 
     def unload_before(self, request: pb.LoadRequest) -> pb.UnloadRequest | None:
-        """Return the Unload to apply first if the id is loaded already: the answer to that Load may have been lost."""
+        """Return the Unload to apply first if the id is loaded already: the answer to an earlier Load may be lost."""
         if request.id not in self.loaded.get(request.kind, ()):
             return None
         return pb.UnloadRequest(epoch=request.epoch, kind=request.kind, id=request.id)

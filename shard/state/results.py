@@ -35,7 +35,7 @@ class Labelled:
 
 
 def write_rows(answer: pb.StepAnswer, step: Step, said: Mapping[int, Said]) -> None:
-    """Write a row for every yielding sequence that did not fail, and the ids and failures of the others."""
+    """Write a row for every yielding sequence that did not fail, and the ids and failures of all that failed."""
     rows = [sequence for sequence in step.yielding if sequence.id in said]
     words = [said[sequence.id] for sequence in rows]
     counts = [len(word.tokens) for word in words]

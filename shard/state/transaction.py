@@ -36,7 +36,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Step:
-    """Contents of one forward pass. `failed` are sequences left out: failed before, or without a position left."""
+    """Contents of one forward pass. `failed` are sequences left out, which failed before or have no position left."""
 
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Step:
 
 
 class Change:
-    """All checks of one message for one batch, and its effects on the ledger, which `apply` makes."""
+    """Checks of one message against the ledger, and its effects on one batch, which `apply` makes."""
 
     def __init__(self, ledger: "Ledger", batch: int) -> None:
         if not ledger.blocks.count:

@@ -22,7 +22,7 @@ class Logs:
 
 
 class JsonLines(logging.Formatter):
-    """Formatter of JSON lines. `process` names the process, such as `shard 0`; `target` names its module."""
+    """Formatter of JSON lines. `process` names the process, such as `shard 0`; `target` is the module that logs."""
 
     def __init__(self, process: str) -> None:
         super().__init__()

@@ -82,8 +82,8 @@ class Loaded:
         return make_cache(self.model, block_size, num_blocks, self.dtype, self.device)
 
     def replays(self, cache: Cache, extent: Extent) -> Replays | None:
-        """Capture decode steps for this cache. Return None unless there is only one GPU, and model and attention allow
-        captures."""
+        """Capture decode steps for this cache. Return None unless captures are enabled, the whole model is on one GPU,
+        and model and attention allow them. Raises ValueError if a capture fails for another reason than memory."""
         if (not self.cuda_graphs or self.device.type != "cuda" or self.group.size > 1 or not self.model.steady
                 or not isinstance(self.attention, Framing)):
             return None
@@ -182,7 +182,8 @@ def compute_on(device: torch.device, config: ShardConfig) -> None:
 
 
 def num_bytes(folder: Path, described: ModelConfig, quantize: str, dtype: torch.dtype) -> int:
-    """Return the approximate bytes of the weights of all ranks; for quantised ones a lower bound."""
+    """Return the approximate bytes of the weights of all ranks. With quantised weights it is the size of the files:
+    too little if they are dequantised at load, too much if they are quantised at load."""
     stored = weight_bytes(folder)
     if described.quantization is not None or quantize:
         return stored

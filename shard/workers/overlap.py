@@ -77,7 +77,7 @@ class Ahead:
             self.finish()
 
     def finish(self) -> None:
-        """Finish all steps under way; raises the first error of one of them."""
+        """Finish the steps under way, in order; stops at the first that failed and raises its error."""
         while self._steps:
             self._steps[0][1].finish()
 

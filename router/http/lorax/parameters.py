@@ -63,13 +63,13 @@ class LoraxParameters(Shared):
 
     @property
     def samples(self) -> bool:
-        """Whether a parameter of sampling is given, even one with a value that has no effect."""
+        """Whether a parameter of sampling is given, even one with a value that has no effect; never if `is_greedy`."""
         given = (self.temperature, self.top_k, self.top_p, self.typical_p)
         return not self.is_greedy and (self.do_sample or any(value is not None for value in given))
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the temperature is 0, which overrides all other parameters."""
+        """Whether the temperature is 0: then tokens are not sampled, whatever else is given."""
         return self.temperature is not None and as_float32("temperature", self.temperature) == 0
 
     @property

@@ -1,6 +1,7 @@
 """Rendering of generated tokens, errors and headers in LoRAX's format.
 
-Times are whole milliseconds. The number of skipped tokens is always 0: it belongs to LoRAX's speculation.
+Times are whole milliseconds. The number of skipped tokens is always 0: LoRAX skips tokens when it speculates, and weft
+does not speculate.
 """
 
 from collections.abc import Sequence

@@ -102,7 +102,7 @@ class ChatRequest(Asked):
         return called_name(self.tool_choice) not in {"auto", "none"}
 
     def as_tgi(self, caller: Caller) -> Wanted:
-        """Convert as text-generation-inference did: `n` is ignored, `presence_penalty` is a repetition penalty."""
+        """Convert as text-generation-inference did: ignore `n`; `presence_penalty` + 2 is the repetition penalty."""
         mine = self.model_copy(update={"n": None, "presence_penalty": None})
         penalty = None if self.presence_penalty is None else self.presence_penalty + 2
         return replace(mine.wanted(caller), repetition_penalty=penalty)

@@ -1,6 +1,7 @@
 """OpenAI's `POST /v1/completions`, with one or several prompts in a request.
 
-Parses bodies into `Wanted`; chunks.py renders the events. The validator checks limits, except the number of prompts.
+Parses bodies into `Wanted`; chunks.py renders the events. The number of prompts is checked here, all other limits by
+the validator.
 """
 
 from collections.abc import Sequence

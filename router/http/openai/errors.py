@@ -37,7 +37,7 @@ KINDS: dict[type[Exception], tuple[int, str, str]] = {
     NotReady: (503, SERVER, ""),
     GenerationFailed: (500, SERVER, ""),
 }
-# Errors whose message is sent unchanged; all others get TGI's prefix, such as "Template error: ".
+# Errors whose message is sent without a prefix; other errors of KINDS get TGI's, such as "Template error: ".
 PLAIN = (InvalidRequest, ToolsFailed, AdapterMissing, AdapterFailed)
 TYPES_BY_STATUS = {403: "permission_error"}
 CODES_BY_STATUS = {401: "invalid_api_key", 405: "method_not_supported", 424: "adapter_failed"}

@@ -55,7 +55,8 @@ def json_object(given: Sequence[str]) -> str:
 
 
 def raw_pieces(answer: Answer, reader: AnyReader) -> Iterator[str]:
-    """Yield the texts of all tokens, special ones included; of the last token only the part that is visible."""
+    """Yield the texts of all tokens, special ones included. The last piece is the rest of the visible text, with the
+    last token if `last_raw` keeps it."""
     tokens, last = answer.tokens[:-1], next(reversed(answer.tokens), None)
     yield from (token.text for token in tokens)
     left = answer.end.text[sum(len(token.text) for token in tokens if not token.special):]
@@ -102,7 +103,7 @@ class SpokenChunks(Chunks):
 
 
 def raw(text: str, token: TokenEvent | None) -> str:
-    """Return the text followed by the special token, if it is one: visible text leaves it out."""
+    """Return the text, followed by the token's own text if it is special: visible text leaves special tokens out."""
     return text + token.text if token is not None and token.special else text
 
 

@@ -123,7 +123,7 @@ class AdapterRoutes:
         return named
 
     def _check_alias(self, alias: str | None, named: Named, field: str, *, in_place: bool) -> None:
-        """Reject (409) an alias that names something else: its users would silently get another adapter."""
+        """Reject (409) an alias that names something else: its users would silently get this adapter instead."""
         if alias is None:
             return
         check_name(field, alias)
@@ -164,7 +164,7 @@ class AdapterRoutes:
         return known if called is None else [called]
 
     def _let_go(self, entry: Entry) -> None:
-        """Unload a version from the shards, unless another known adapter uses the same one."""
+        """Unload a version from the shards, unless a known adapter still uses it."""
         if entry.version.folder not in {other.version.folder for other in self._adapters.known().values()}:
             resource = self._adapters.resource(entry.version)
             if resource is not None:

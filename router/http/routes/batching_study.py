@@ -1,6 +1,7 @@
 """Dialect of the effective-batching study: `POST /inference`, and `GET /stats` with the numbers of its plots.
 
-The latency of a request, sent in a header, starts when a handler takes it; at most `--max-handlers` run at once.
+The latency of a request, sent in a header, starts when a handler takes it: with `--max-handlers N`, as soon as fewer
+than N other requests have one.
 Throughput is tokens divided by the sum of all latencies, not by wall-clock time.
 """
 

@@ -1,6 +1,6 @@
 """Embeddings: LoRAX's `/embed` and OpenAI's `/v1/embeddings`.
 
-The validator checks limits, except the number of texts and `dimensions`.
+The number of texts and `dimensions` are checked here, all other limits by the validator.
 """
 
 from base64 import b64encode

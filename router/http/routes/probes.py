@@ -1,6 +1,6 @@
 """Health probes: liveness, readiness, and progress of the startup.
 
-These routes are open without a key, so they reveal nothing about tenants and requests.
+These routes are open without a key, so they reveal nothing about any tenant or request.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""Authentication by API key. A request without a valid key is rejected before anything else of it is read.
+"""Authentication by API key. A request without a valid key is rejected before anything else of it is read, unless its
+route is in OPEN_TO_ALL.
 
 The middleware stores the key's tenant in the request. Handlers that change what other clients use are wrapped in
 `admins_only`.
@@ -13,7 +14,7 @@ from router.request import Tenant
 TENANT = web.RequestKey("tenant", Tenant)
 IS_ADMIN = web.RequestKey("is_admin", bool)  # whether the key may change what other clients use
 TOKEN = web.RequestKey("token", str)  # the client's token for adapter sources
-# For load balancers, dashboards and clients that discover the server; they reveal nothing about tenants and requests.
+# For load balancers, dashboards and clients that discover the server; they reveal nothing about any tenant or request.
 OPEN_TO_ALL = frozenset({
     "/", "/api-doc/openapi.json", "/docs", "/health", "/info", "/live", "/metrics", "/ping", "/ready", "/startup",
     "/v1/models"})

@@ -28,7 +28,8 @@ UNFINISHED = '"generated_text":null,"details":null'
 
 
 def number(value: float | None) -> str:
-    """Render a 32-bit float. Nine digits are exact; an infinity, the logprob of an excluded token, becomes null."""
+    """Render a 32-bit float. Nine digits tell all such numbers apart. JSON has no infinities: the logprob of an
+    excluded token becomes null."""
     return f"{value:.9g}" if value is not None and value - value == 0 else "null"
 
 

@@ -44,7 +44,8 @@ async def decompress(content: bytes, encoding: str, limit: int) -> bytes:
 
 
 def window_of(content: bytes, encoding: str) -> int:
-    """Return zlib's wbits for the content. A zlib header always has 8 in its low four bits; raw deflate has none."""
+    """Return zlib's wbits for the content. Deflate is raw (without zlib's header) if the low four bits of its first
+    byte are not 8, as they are in every zlib header."""
     is_raw = encoding == "deflate" and content[:1] and content[0] & 0xF != 8
     return RAW_DEFLATE if is_raw else WINDOWS[encoding]
 

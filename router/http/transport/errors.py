@@ -86,7 +86,8 @@ class Told:
 
 
 def error_response(status: int, body: str, retry_after: float | None) -> web.Response:
-    """Return a response with a JSON body. `retry_after` is in seconds, rounded up in the header Retry-After."""
+    """Return a response with a JSON body. `retry_after` is in seconds; the header Retry-After has it rounded up, and
+    at least 1."""
     answer = web.Response(status=status, body=body.encode(), content_type="application/json")
     if retry_after is not None:
         answer.headers["Retry-After"] = str(max(ceil(retry_after), 1))

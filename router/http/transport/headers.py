@@ -27,7 +27,7 @@ TRACED = web.RequestKey("traced", Traced)
 MAX_ID = 128
 MOST_NAMED = 2048  # characters of adapter names: clients limit the size of headers
 MILLISECONDS = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?")
-LEAST_WAIT = 0.001  # seconds; shorter waits are not reported
+LEAST_WAIT = 0.001  # seconds; a shorter wait gets no `x-wait-reason`
 
 
 class Register(Protocol):
@@ -42,7 +42,7 @@ class Caller:
 
     tenant: Tenant
     request_id: str
-    came: float  # when the headers had arrived, of time.monotonic
+    came: float  # when `of` was called, of time.monotonic; handlers mostly do so before they read the body
     timeout_ms: str | None  # as the client wrote it
     traced: Traced | None = None
     token: str = field(default="", repr=False)  # the client's token for adapter sources
@@ -91,7 +91,8 @@ def identity(request: web.Request) -> dict[str, str]:
 
 
 def compute(facts: ModelFacts, num_characters: int) -> dict[str, str]:
-    """Return the headers for the model's device and the number of characters of the prompt."""
+    """Return the headers with the number and type of devices, the length of the prompt in characters, and whether
+    results are exact (independent of the batch)."""
     return {
         "x-compute-type": f"{facts.world_size}-{facts.device}",
         "x-compute-characters": str(num_characters),

@@ -28,7 +28,7 @@ async def event_stream(request: web.Request, headers: Mapping[str, str], patienc
     if request.version >= HttpVersion11:
         response.enable_chunked_encoding()
     else:
-        response.force_close()  # marks the end of the body
+        response.force_close()  # without chunks, only the end of the connection marks the end of the body
     await response.prepare(request)
     transport = request.transport
     if transport is None:

@@ -16,7 +16,7 @@ from router.telemetry.spans import Spans
 # Failures caused by clients: their spans are not marked as failed.
 THEIRS = (InvalidRequest, ToolsFailed, TemplateFailed, TimedOut, Overloaded, web.HTTPClientError, Cancelled,
           ConnectionError, asyncio.CancelledError)
-DROPPED = "dropped"  # the connection ended, so no status was sent
+DROPPED = "dropped"  # the connection ended before the response was complete, so the span has no status
 
 
 def trace_requests(spans: Spans) -> Middleware:

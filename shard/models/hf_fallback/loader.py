@@ -3,7 +3,7 @@
 Only code of the installed package runs, never code from a model's folder. Before weights are read, the model is run
 once on torch's meta device to find out what attention its layers need; anything that our backends do not support is
 rejected by name. Whether outputs depend on other sequences of a batch is tested by the exactness gate at startup. This
-is the only module that imports transformers, and only when such a model is read.
+is the only module of a shard that imports transformers, and it does so only when such a model is read.
 """
 
 import importlib
