@@ -24,7 +24,7 @@ def test_a_promise_that_is_not_kept(monkeypatch):
 
 
 def test_prompts_that_the_promise_starves(monkeypatch):
-    monkeypatch.setattr(PromptShare, "seconds", lambda *_: (0.0, 0.0))
+    monkeypatch.setattr(PromptShare, "seconds", lambda *_: (0.0, 0.0, 0.0))
     run_some("L5: prompts earned")
 
 

@@ -154,9 +154,9 @@ class Mixed(Steps):
         if not draft.ready:
             return Budget(left, size)
         num_waiting = len(batch) - len(draft.ready) + self.house.num_with_room()
-        seconds, first_seconds = self._share.seconds(
+        seconds = self._share.seconds(
             draft.load_alone(), num_waiting, self.house.policy.stall_seconds, self.house.costs)
-        return Budget(left, size, seconds, first_seconds, self.house.costs)
+        return Budget(left, size, *seconds, self.house.costs)
 
 
 class Pause(Steps):

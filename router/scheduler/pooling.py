@@ -56,5 +56,5 @@ class Embeds:
         decodes = load_of_decodes([sequence for sequence in self.house.running if sequence.is_ready])
         if not decodes.rows:
             return Budget(policy.max_prefill_tokens, ONE_TOKEN)
-        seconds, _ = self._share.seconds(decodes, 0, policy.stall_seconds, costs)
+        *_, seconds = self._share.seconds(decodes, 0, policy.stall_seconds, costs)
         return Budget(policy.max_prefill_tokens, ONE_TOKEN, seconds - costs.predict(Load()), costs=costs)

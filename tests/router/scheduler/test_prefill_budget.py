@@ -36,8 +36,8 @@ def test_spending_leaves_less():
 
 def chunk_beside(decodes, model, num_waiting=1, stall_seconds=0.05, share=None):
     """Return how many tokens of a long prompt may run in a step with these decodes."""
-    seconds, first_seconds = (share or PromptShare()).seconds(decodes, num_waiting, stall_seconds, model)
-    return Budget(4096, 16, seconds, first_seconds, model).chunk(0, 4096)
+    seconds = (share or PromptShare()).seconds(decodes, num_waiting, stall_seconds, model)
+    return Budget(4096, 16, *seconds, model).chunk(0, 4096)
 
 
 def test_what_prompts_add_keeps_the_stall_promise_however_unlucky():
@@ -61,6 +61,17 @@ def test_a_block_that_takes_longer_runs_once_decodes_held_it_up_for_half_its_tim
         lengths.append(chunk_beside(Load(rows=1), model, stall_seconds=0.0, share=share))
         share.planned(left_out=not lengths[-1])
     assert lengths == [0, 0, 0, 16, 0, 0, 0, 16]
+
+
+def test_seconds_kept_from_step_to_step_pay_for_one_block_and_no_more():
+    """A step that earned a hair less than a block once made the next run two, twice the stall that was allowed."""
+    # A step earns 2.08 seconds; a block takes 2.1, two take 4.1.
+    model, share = CostModel((0.94, 0.1, 0.125, 0.0)), PromptShare()
+    lengths = []
+    for _ in range(4):
+        lengths.append(chunk_beside(Load(rows=1), model, stall_seconds=0.0, share=share))
+        share.planned(left_out=not lengths[-1])
+    assert lengths == [0, 16, 0, 16]
 
 
 def test_the_more_wait_and_the_fewer_decode_the_more_the_first_prompt_gets():
