@@ -34,7 +34,7 @@ class Site:
 
     def __init__(self, bearers: Bearers, portions: Sequence[Portion], dtype: torch.dtype, device: torch.device) -> None:
         self.parts = parts_of(portions)
-        by_kernels = kernels(device, "slabs")
+        by_kernels = kernels(device, "shard.adapters.lora_triton")
         self.added: Added = (Stacks if by_kernels is None else by_kernels.Slabs)(bearers, self.parts, dtype, device)
         self._bearers = bearers
         self._others: dict[int, Linear] = {}

@@ -109,6 +109,6 @@ def test_layers_compute_by_kernels_on_gpus_alone(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(triton_support, "has_triton", lambda: True)
     assert triton_support.kernels(torch.device("cpu")) is None
     assert triton_support.kernels(torch.device("cuda", 1)) == "shard.ops.fused"
-    assert triton_support.kernels(torch.device("cuda"), "slabs") == "shard.adapters.lora_triton"
+    assert triton_support.kernels(torch.device("cuda"), "shard.adapters.lora_triton") == "shard.adapters.lora_triton"
     monkeypatch.setattr(triton_support, "has_triton", lambda: False)
     assert triton_support.kernels(torch.device("cuda")) is None

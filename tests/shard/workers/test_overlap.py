@@ -110,7 +110,7 @@ def test_a_step_begins_before_the_last_is_over_if_it_may(loom: Loom, monkeypatch
     loom.compare([Thread(request) for request in requests], look_ahead=1)
     depths.clear()
     loom.compare([Thread(request) for request in requests], look_ahead=look_ahead)
-    assert set(depths) == ({1, 2} if overlap else {1})
+    assert set(depths) == ({1, 2} if ahead else {1})
 
 
 def test_who_asks_for_more_is_waited_for(loom: Loom) -> None:
