@@ -1,8 +1,8 @@
 """Entry point of the router process, `python -P -m router JSON`: builds all parts, serves, and shuts down.
 
-`order.py` documents the JSON, `parent.py` the messages to the parent process. Secrets are environment variables, since
-other users can read the arguments of a process: WEFT_API_KEY is the key that clients must send, WEFT_HUB_TOKEN the
-server's own token for the Hub.
+`process.py` documents the JSON, `parent.py` the messages to the parent process. Secrets are environment variables,
+since other users can read the arguments of a process: WEFT_API_KEY is the key that clients must send, WEFT_HUB_TOKEN
+the server's own token for the Hub.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Validated, tokenised and immutable requests. The server creates them in `validation.py` only."""
+"""Validated, tokenised and immutable requests. The server creates them in `validation/validator.py` only."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,6 +1,6 @@
 """Plots of a shape, from its summary: first those of the effective-batching study, then weft's own.
 
-looks.py has their style.
+style.py has their style.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

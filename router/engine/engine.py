@@ -1,8 +1,8 @@
 """Main loop of the router: plan a step, send it, read the answer, deliver its tokens.
 
-The scheduler plans, `wire.py` decodes answers, `clients.py` delivers. Up to `--look-ahead` plans are in flight; their
-answers are processed in order. When the shards are lost the loop informs the scheduler, and continues after the next
-handshake with shards.
+The scheduler plans, `shards/encode.py` decodes answers, `clients.py` delivers. Up to `--look-ahead` plans are in
+flight; their answers are processed in order. When the shards are lost the loop informs the scheduler, and continues
+after the next handshake with shards.
 """
 
 import asyncio

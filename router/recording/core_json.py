@@ -1,8 +1,8 @@
 """Scheduler as JSON and back: a table of all objects that it consists of, which refer to each other by index.
 
 Reading creates built-in values and objects of the scheduler's own classes only, and sets their fields without calling
-their code. Two classes are special: a `Request` is written redacted and rebuilt by its constructor (`bare.py`), and of
-a `Sequence` the number of generated tokens is written instead of the tokens.
+their code. Two classes are special: a `Request` is written redacted and rebuilt by its constructor (`redact.py`), and
+of a `Sequence` the number of generated tokens is written instead of the tokens.
 """
 
 from collections import OrderedDict, deque

@@ -1,8 +1,8 @@
 """Pool of KV cache blocks: free, held, or kept for requests with the same tokens.
 
 A block is held by any number of sequences; each has the list of its blocks and returns them here. A full block may be
-published under a name (its hash, see hashing.py) and then be shared, since no sequence writes to it any more. Once no
-sequence holds it, it is kept while free blocks suffice; the least recently used is evicted first.
+published under a name (its hash, see block_hash.py) and then be shared, since no sequence writes to it any more. Once
+no sequence holds it, it is kept while free blocks suffice; the least recently used is evicted first.
 """
 
 from collections import Counter, OrderedDict

@@ -276,7 +276,7 @@ class Scheduler:
             self.policy = replace(self.policy, max_prefill_tokens=fewer)
         return fewer < tokens
 
-    # -- for the step policies (see `House` in steps.py)
+    # -- for the step policies (see `House` in policies.py)
 
     def next_wish(self) -> Wish:
         return self._turns.wish(self._now)

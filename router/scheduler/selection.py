@@ -2,7 +2,7 @@
 
 The tenant that has received least goes first. Within a tenant the best rank goes first, unless a later sequence finds
 most of its prompt in the cache and the first one has not waited for long. After failed steps, suspects go before all
-others. How many of the sequence's tokens run in a step is decided in steps.py.
+others. How many of the sequence's tokens run in a step is decided in policies.py.
 """
 
 from collections.abc import Collection, Iterator

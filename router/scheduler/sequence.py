@@ -1,7 +1,7 @@
 """State of one request being served: tokens so far, blocks held, tokens sent to the shards for computation.
 
 The rules by which this state changes are in the modules that use it, mainly `running.py`, `under_way.py`,
-`answers.py`, `register.py` and `scheduler.py`.
+`results.py`, `sequence_table.py` and `scheduler.py`.
 """
 
 from collections.abc import Sequence as Rows

@@ -1,4 +1,4 @@
-"""LoRA matrices of all adapters for one linear, multiplied by the Triton kernels of `adapter_kernels.py`.
+"""LoRA matrices of all adapters for one linear, multiplied by the Triton kernels of `lora_kernels.py`.
 
 Two launches per linear, for any number of adapters.
 """

@@ -1,4 +1,4 @@
-"""Paged attention by the Triton kernels of `paged_kernels.py`.
+"""Paged attention by the Triton kernels of `triton_kernels.py`.
 
 A decode is cut into splits of a fixed number of positions, so that long sequences use the whole device; the splits'
 results are stored and merged in order. A chunk is cut into tiles of tokens. A plan's integers are copied to the device

@@ -5,7 +5,7 @@ Within a split the softmax is computed online, tile by tile; splits are then mer
 functions, so a row adds up the same numbers in the same order whether it is decoded or part of a chunk. A tile that is
 masked completely for a row does not change that row.
 
-`triton_paged.py` describes the layout of the arguments.
+`triton.py` describes the layout of the arguments.
 """
 
 import triton

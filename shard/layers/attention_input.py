@@ -44,7 +44,7 @@ class FusedTurn(Turn):
 
     def __init__(self, fused: ModuleType, plain: Callable[[], Turn], table: Tensor, positions: Tensor, *,
                  neighbours: bool) -> None:
-        """`fused` is the module `fused.py`; `plain` is used for norms that its kernel does not support."""
+        """`fused` is the module `ops/fused.py`; `plain` is used for norms that its kernel does not support."""
         self._fused = fused
         self._plain = plain
         self._angles = fused.Angles(table, positions, neighbours)

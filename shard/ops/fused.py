@@ -1,4 +1,4 @@
-"""Norms, activations and rotary embedding, each in one launch of a Triton kernel of `pointwise_kernels.py`.
+"""Norms, activations and rotary embedding, each in one launch of a Triton kernel of `fused_kernels.py`.
 
 The results equal those of torch's operations up to the last rounding.
 """

@@ -16,7 +16,7 @@ class RMSNorm:
         self.epsilon = epsilon
         self._share = 1 / weight.shape[-1]
         self._added = torch.tensor(epsilon, device=weight.device)
-        self._fused = kernels(weight.device) if weight.ndim == 1 else None  # norms of heads are fused in entering.py
+        self._fused = kernels(weight.device) if weight.ndim == 1 else None  # norms of heads: attention_input.py
 
     def __call__(self, x: Tensor) -> Tensor:
         """`x: [..., width]`"""

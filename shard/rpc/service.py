@@ -1,6 +1,6 @@
 """The gRPC service of a shard: the calls of the contract, and the status codes of errors.
 
-Messages with an order pass through `orders.py`, whether they arrive as separate calls or on a `Steps` stream. The one
+Messages with an order pass through `ordering.py`, whether they arrive as separate calls or on a `Steps` stream. The one
 compute thread lives as long as the service.
 """
 # ruff: noqa: N802 - gRPC names a method as the contract does

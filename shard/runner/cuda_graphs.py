@@ -2,8 +2,8 @@
 repeated with other numbers.
 
 A step uses the smallest capture with enough rows; the rows beyond are padding and read the scratch block. If no
-sequence needs more than `picking.py` does, the captured step chooses the tokens, too: the next step reads them on the
-device, and can begin before the host knows them.
+sequence needs more than `sampling/device_sampler.py` does, the captured step chooses the tokens, too: the next step
+reads them on the device, and can begin before the host knows them.
 """
 
 import gc
@@ -126,7 +126,8 @@ class Replays:
     @torch.inference_mode()
     def begin(self, step: Step, cache: Cache, behind: Begun | None) -> Begun | None:
         """Begin the step and choose its tokens on the device. The last tokens of sequences in the step `behind` need
-        not be known. Return None where `run` does, and if a sequence needs more than `picking.py` does."""
+        not be known. Return None where `run` does, and if a sequence needs more than `sampling/device_sampler.py`
+        does."""
         sequences = step.decodes
         if not sequences or not all(map(is_plain, sequences)):
             return None

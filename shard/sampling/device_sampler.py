@@ -1,6 +1,6 @@
 """Sampling inside a captured step, for sequences that need only the best token or a draw, with or without filters.
 
-The result has the same bits as that of `sampling.py` for the same logits, or a flag that `sampling.py` must decide.
+The result has the same bits as that of `sampler.py` for the same logits, or a flag that `sampler.py` must decide.
 Nothing here waits for the device.
 """
 
@@ -28,7 +28,7 @@ class Found(NamedTuple):
 
     tokens: Tensor  # [rows]
     logprobs: Tensor  # [rows]
-    fine: Tensor  # [rows] bool; if false, `sampling.py` must decide
+    fine: Tensor  # [rows] bool; if false, `sampler.py` must decide
 
 
 def is_plain(sequence: Sequence) -> bool:

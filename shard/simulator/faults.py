@@ -1,7 +1,7 @@
 """Scripted faults of the simulated shard: which call fails, how, and whether that has happened yet.
 
 A script is a list of faults joined by semicolons. `kind@verb`, `kind@verb:nth` and `kind@verb:nth:argument` strike the
-nth call of a verb, once; `poison@token` strikes every step that holds a prompt with this token. `simulated.py`
+nth call of a verb, once; `poison@token` strikes every step that holds a prompt with this token. `worker.py`
 implements the effects.
 """
 

@@ -2,7 +2,7 @@
 
 Each message is read, checked completely against the ledger, and only then applied: a rejected message changes nothing.
 Decisions follow from the message and from state that all ranks share, so ranks never disagree. The ledger determines
-what a step consists of and receives its results; `orders.py` puts the messages in order.
+what a step consists of and receives its results; `rpc/ordering.py` puts the messages in order.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Worker with a real model: it applies messages to the ledger, runs steps (`runner.py`) and returns answers.
+"""Worker with a real model: it applies messages to the ledger, runs steps (`runner/runner.py`) and returns answers.
 
 It owns the cache whose blocks the ledger tracks. All calls but `info`, `close`, `load` and `unload` come from one
 thread.

@@ -1,4 +1,4 @@
-"""Loading of an encoder from settings, as `loading.py` does for models that generate.
+"""Loading of an encoder from settings, as `load_decoder.py` does for models that generate.
 
 Every user error is a ValueError.
 """

@@ -1,7 +1,7 @@
 """The templates in `templates` use every feature that chat templates use, and render as in transformers.
 
 The lists below name these features, and a test compares them with the templates. Intended differences are tested in
-`test_chat.py`: limits, tools that a template does not render, and unfinished answers.
+`tests/router/text/test_chat_template.py`: limits, tools that a template does not render, and unfinished answers.
 """
 
 import re

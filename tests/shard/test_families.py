@@ -28,7 +28,7 @@ from tests.shard.histories import histories, relaxed
 
 DTYPES = [pytest.param(torch.float32, marks=pytest.mark.long), pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
     not can_pack(torch.bfloat16), reason="not packed on this processor"))]
-ELSEWHERE = ("llama", "qwen2", "qwen3")  # always tested in `test_worker.py` and `test_same_bytes.py`
+ELSEWHERE = ("llama", "qwen2", "qwen3")  # always tested in `workers/test_decoder.py` and `test_same_bytes.py`
 SHARED = ("falcon", "gpt2", "qwen3_moe", "gemma3", "phi3")  # with tensor-parallel layouts of their own
 NAMES = [pytest.param(name, marks=pytest.mark.long if name in ELSEWHERE else ()) for name in FAMILIES]
 CASES = [pytest.param(name, ranks, marks=() if often else pytest.mark.long, id=f"{name} on {ranks}")

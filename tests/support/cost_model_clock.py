@@ -1,7 +1,7 @@
 """Simulation of the real scheduler under a virtual clock, with a cost model in place of the shards.
 
-The simulation is fast enough for long runs. All generated tokens are the same constant. Laws are checked in `world.py`;
-this module only collects figures.
+The simulation is fast enough for long runs. All generated tokens are the same constant. Laws are checked in
+`simulated_world.py`; this module only collects figures.
 """
 
 import heapq

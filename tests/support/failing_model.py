@@ -1,6 +1,6 @@
 """`weft` with a scripted failure: a step of the real model raises if a prompt in it has a certain token.
 
-    python -P poisoned.py TOKEN serve MODEL ...
+    python -P failing_model.py TOKEN serve MODEL ...
 
 The launcher starts its shards with this same file; everything else is as in `weft`.
 """

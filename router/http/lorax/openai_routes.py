@@ -1,6 +1,6 @@
 """OpenAI's routes as LoRAX has them (--compat lorax): `/v1/chat/completions` and `/v1/completions`.
 
-Requests are converted to LoRAX's own parameters and run as orders of lorax.py. Responses have OpenAI's fields, with
+Requests are converted to LoRAX's own parameters and run as orders of routes.py. Responses have OpenAI's fields, with
 some values of LoRAX's own.
 """
 

@@ -1,6 +1,6 @@
 """LoRAX's API (--compat lorax): the routes that generate, `/tokenize` and `/info`.
 
-lorax_parameters.py has the parameters and their checks, lorax_rendering.py the format of responses.
+parameters.py has the parameters and their checks, rendering.py the format of responses.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """OpenAI's `POST /v1/chat/completions`.
 
-Parses bodies into `Wanted`; chunks.py renders the events. Where OpenAI and text-generation-inference differ, responses
-have a form that clients of both accept.
+Parses bodies into `Wanted`; rendering.py renders the events. Where OpenAI and text-generation-inference differ,
+responses have a form that clients of both accept.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """OpenAI's `POST /v1/completions`, with one or several prompts in a request.
 
-Parses bodies into `Wanted`; chunks.py renders the events. The number of prompts is checked here, all other limits by
+Parses bodies into `Wanted`; rendering.py renders the events. The number of prompts is checked here, all other limits by
 the validator.
 """
 

@@ -1,6 +1,6 @@
 """Rendering of chat answers with reasoning and tool calls as OpenAI's JSON: chunks of a stream, or a whole message.
 
-speech.py parses the text of the model.
+text/response_parser.py parses the text of the model.
 """
 
 import secrets

@@ -1,6 +1,6 @@
 """API of text-generation-inference: the routes that generate, their parameters and headers.
 
-Parses bodies into `Wanted`; rendering.py renders the events.
+Parses bodies into `Wanted`; http/transport/collect.py renders the events.
 """
 
 from collections.abc import Sequence

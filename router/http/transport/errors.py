@@ -1,5 +1,5 @@
 """Error responses in TGI's format: a status and a JSON object with `error` and `error_type`. OpenAI's format is in
-api_errors.py.
+http/openai/errors.py.
 
 An unexpected exception is logged with its traceback; the client only receives `Internal server error`.
 """

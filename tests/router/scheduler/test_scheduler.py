@@ -1,4 +1,4 @@
-"""The core, one decision per test. Random histories are in test_laws.py and test_simulation.py."""
+"""The core, one decision per test. Random histories are in test_laws.py and tests/test_simulation.py."""
 
 from dataclasses import replace
 

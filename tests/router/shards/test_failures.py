@@ -1,4 +1,4 @@
-"""Classification of failures, without shards; with failing shards it is tested in `test_shards.py`."""
+"""Classification of failures, without shards; with failing shards it is tested in `test_shard_group.py`."""
 
 import grpc
 import pytest

@@ -1,5 +1,5 @@
 """Rendering of messages as a prompt: inputs of templates, and where the answer begins. The features that templates may
-use are tested in test_templates.py, forbidden ones in test_sandbox.py."""
+use are tested in test_templates.py, forbidden ones in test_jinja_sandbox.py."""
 
 import json
 from pathlib import Path

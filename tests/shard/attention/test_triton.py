@@ -1,4 +1,5 @@
-"""Paged attention kernels under Triton's interpreter, on random inputs; `test_kernels.py` compiles them for GPUs."""
+"""Paged attention kernels under Triton's interpreter, on random inputs; `tests/shard/ops/test_triton_support.py`
+compiles them for GPUs."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Tests of the command line of benchmarks/card and of its result page."""
+"""Tests of the command line of benchmarks/gpu and of its result page."""
 
 import json
 from pathlib import Path
