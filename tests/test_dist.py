@@ -76,6 +76,11 @@ def test_the_archive_of_sources_has_no_records_either(tmp_path: Path) -> None:
     assert archive.stat().st_size <= MOST
 
 
+def test_the_repository_keeps_pages_figures_and_plots_of_measurements_but_no_records() -> None:
+    kept = {path.suffix for path in (ROOT / "benchmarks" / "results").rglob("*") if path.is_file()}
+    assert kept <= {".md", ".txt", ".json", ".csv", ".png"}
+
+
 def test_benchmarks_run_from_the_wheel_and_keep_their_results_where_they_were_called(
         wheel: Path, tmp_path: Path) -> None:
     python = environment_with(wheel, tmp_path / "environment")

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from benchmarks.harness.processes import NotStarted
-from benchmarks.harness.results import RESULTS, file_name, made
+from benchmarks.harness.results import file_name, made
 from benchmarks.harness.steal_time import MOST
 from benchmarks.study.experiments import Experiments, Failed
 from benchmarks.study.figures import plain, summary
@@ -46,8 +46,7 @@ are full; sweet: the same with other settings; users: how many are served at twi
         SIMULATED,)
     "Whose sizes the models have; simulated: no model, with costs as on the GPU of the study."
     folder: Path | None = None
-    "Where results go, and where those of an interrupted study are; by default a new one under benchmarks/results of a \
-checkout, else under results here."
+    "Folder for results, or with those of an interrupted study; by default a new one under results/ in the current folder."
     seeds: Annotated[int, Parameter(validator=Number(gte=1))] = DEFAULT.seeds
     "How often everything is measured, each time with other requests."
     requests: Annotated[int, Parameter(validator=Number(gte=2))] = DEFAULT.requests
@@ -100,7 +99,7 @@ def scope_of(settings: Settings) -> Scope:
 
 def folder_of(settings: Settings, this: dict[str, Any]) -> Path:
     name = file_name("batching", this["date"], this["hardware"])
-    return (settings.folder or RESULTS / name).resolve()
+    return (settings.folder or Path("results") / name).resolve()
 
 
 def measure(settings: Settings, experiments: Experiments) -> None:

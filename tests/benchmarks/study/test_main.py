@@ -58,7 +58,7 @@ def test_what_makes_no_sense_is_refused(wrong: str) -> None:
 
 def test_results_go_where_date_and_hardware_say() -> None:
     this = {"date": "2025-01-31", "hardware": "Some CPU, 2 cores"}
-    assert folder_of(EVERYTHING, this).name == "batching-2025-01-31-some-cpu-2-cores"
+    assert folder_of(EVERYTHING, this) == Path("results/batching-2025-01-31-some-cpu-2-cores").resolve()
     assert folder_of(Settings(folder=Path("here")), this) == Path("here").resolve()
 
 
