@@ -46,7 +46,7 @@ are full; sweet: the same with other settings; users: how many are served at twi
         SIMULATED,)
     "Whose sizes the models have; simulated: no model, with costs as on the GPU of the study."
     folder: Path | None = None
-    "Folder for results, or with those of an interrupted study; by default a new one under results/ in the current folder."
+    "Folder for results, or with those of an interrupted study; by default a new one in results/ where it is called."
     seeds: Annotated[int, Parameter(validator=Number(gte=1))] = DEFAULT.seeds
     "How often everything is measured, each time with other requests."
     requests: Annotated[int, Parameter(validator=Number(gte=2))] = DEFAULT.requests

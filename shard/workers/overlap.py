@@ -89,7 +89,7 @@ class Ahead:
 
     def begin(self, step: Step, cache: Cache, tell: Tell[Answer]) -> Later[Answer] | None:
         """Begin the step; call `make_room` before. Return None if it can only be run after the last step has ended."""
-        if self._caution.waits():
+        if self._caution.waits() or self._overwrites_blocks_in_flight(step, cache.block_size):
             return None
         last = self._steps[-1][0].begun if self._steps else None
         began, begun = perf_counter(), self._runner.begin(step, cache, last)
@@ -99,6 +99,16 @@ class Ahead:
         later = Later(begun.wait, lambda: self._end(pending, cache, tell))
         self._steps.append((pending, later))
         return later
+
+    def _overwrites_blocks_in_flight(self, step: Step, block_size: int) -> bool:
+        """Return whether the step writes to a block of a sequence that a step under way is the last to compute.
+
+        The step under way may have to be run again and must then find the block as it was."""
+        ids = {sequence.id for sequence in step.decodes}
+        blocks = {block for pending, _ in self._steps for sequence in pending.step.decodes
+                  if sequence.id not in ids for block in sequence.blocks}
+        return bool(blocks) and any(
+            sequence.blocks[(len(sequence.tokens) - 1) // block_size] in blocks for sequence in step.decodes)
 
     def _end(self, pending: Pending, cache: Cache, tell: Tell[Answer]) -> Answer:
         assert self._steps[0][0] is pending, "steps end in their order"

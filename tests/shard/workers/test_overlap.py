@@ -88,6 +88,18 @@ def test_nor_does_what_has_to_be_looked_at(loom: Loom, waiting: Loom, woven: lis
     assert heard == waiting.weave(woven, losses=losses, **schedule)
 
 
+def test_a_step_overwrites_no_block_of_a_sequence_that_ends_with_a_step_under_way(loom: Loom, waiting: Loom) -> None:
+    """The step under way may be run again; it once found the keys of another sequence in the block."""
+    ending = Request("ending", (196,), 2)
+    growing = Request("growing", (196, 311, 235, 392, 225, 461, 69, 165, 399, 245, 103, 148, 338, 11, 180), 3)
+    woven, schedule = [Thread(ending, 1), Thread(growing, 1)], {
+        "prefill_policy": "mixed", "look_ahead": 2, "max_batch_prefill_tokens": 32, "max_batch_size": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Begun, "choices", lambda _: None)
+        heard = loom.weave(woven, **schedule)
+    assert heard == waiting.weave(woven, **schedule)
+
+
 def a_request(number: int, sampling: SamplingParams = GREEDY, length: int = 20, wanted: int = 12) -> Request:
     prompt = torch.randint(2, 512, (length,), generator=torch.Generator().manual_seed(number)).tolist()
     return Request(str(number), tuple(prompt), wanted, key=number, sampling=sampling)
